@@ -1,0 +1,98 @@
+"""What the gateway asks of an inference engine: token ids in, token ids and log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from drivetrain.errors import InfrastructureError
+
+EngineFinish = Literal["stop", "length", "abort"]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Effective sampling of one call.
+
+    The distribution is the full softmax of ``logits / temperature`` (top_p = 1, top_k off, min_p off, no penalties),
+    so that the reported log-probs are those the trainer recomputes (design section 4, "Generate").
+    ``temperature`` must be > 0. ``seed`` makes the call reproducible; ``None`` draws a fresh one.
+    Generation ends after sampling one of ``stop_token_ids`` (the stop token *is* part of the completion).
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine sampled.
+
+    ``token_ids`` and ``logprobs`` have equal length; ``logprobs[i]`` is the natural log-probability of
+    ``token_ids[i]`` under the full post-temperature distribution. ``finish_reason`` is ``stop`` when a stop token was
+    sampled (it is the last id), ``length`` when ``max_tokens`` or the context ran out, ``abort`` when cancelled.
+    Policy versions are those of the weights at the first and after the last step (design invariant 7).
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: EngineFinish
+    policy_version_start: int
+    policy_version_end: int
+
+
+class EngineError(InfrastructureError):
+    """The engine could not answer. ``retryable`` says whether the same call may succeed later."""
+
+    def __init__(self, what: str, *, fix: str = "", retryable: bool = True) -> None:
+        super().__init__(what, fix=fix)
+        self.retryable = retryable
+
+
+class ContextOverflow(EngineError):
+    """The prompt leaves no room for a single new token."""
+
+    def __init__(self, prompt_tokens: int, context_length: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens; the model's context is {context_length} tokens.",
+            retryable=False,
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_length = context_length
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A trainer-controlled sampler. Cancelling the awaiting task cancels the generation."""
+
+    @property
+    def name(self) -> str:
+        """Identity for provenance, e.g. ``embedded:SmolLM2-135M-Instruct``."""
+
+    @property
+    def context_length(self) -> int:
+        """Largest prompt + completion, in tokens."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that would serve a call dispatched now."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str = ""
+    ) -> Completion:
+        """Sample a completion of ``prompt_ids``.
+
+        ``session_id`` is a cache hint only: calls of one session usually share a token prefix.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room.
+            EngineError: anything else went wrong.
+        """
+
+    async def start(self) -> None:
+        """Load what is needed; idempotent."""
+
+    async def aclose(self) -> None:
+        """Cancel what runs and free everything; idempotent."""

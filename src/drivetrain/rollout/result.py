@@ -1,0 +1,35 @@
+"""What one episode leaves in memory; everything else is in the run directory."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from drivetrain.trace.sample import HarnessTrace
+
+RolloutStatus = Literal["ok", "truncated", "infra_error", "unscorable"]
+
+
+class RolloutResult(msgspec.Struct, kw_only=True):
+    """One rollout: its rows, its reward and how it ended.
+
+    ``status`` (design invariant 8): ``ok`` = the harness ended by itself; ``truncated`` = a budget or deadline ended
+    it (still graded); ``infra_error`` = machinery failed, ``reward`` is None; ``unscorable`` = it ran but could not be
+    graded, ``reward`` is None. ``rows`` may be empty. ``group`` numbers rollouts of one task and agent from 0.
+    """
+
+    rollout_id: str
+    session_id: str
+    task_id: str
+    agent: str
+    group: int
+    status: RolloutStatus
+    reward: float | None
+    rows: list[HarnessTrace] = []
+    turns: int = 0
+    fork_reasons: dict[str, int] = {}
+    error: str = ""
+    timings: dict[str, float] = {}
+    grade: dict[str, Any] = {}
+    harness: dict[str, Any] = {}
