@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 from drivetrain.errors import ConfigError, DrivetrainError
-from drivetrain.messages import Message, ToolSpec
+from drivetrain.messages import Message, ToolCall, ToolSpec
 
 _PROBE_TOOL = ToolSpec(
     name="drivetrain_probe_tool",
@@ -61,7 +62,11 @@ def message_to_template(message: Message) -> dict[str, Any]:
         out["reasoning_content"] = message.reasoning
     if message.tool_calls:
         out["tool_calls"] = [
-            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+            {
+                "type": "function",
+                "id": call.id,
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
             for call in message.tool_calls
         ]
     if message.tool_call_id:
@@ -149,7 +154,9 @@ class ChatTemplate:
         history is rendered again. None means that the template is not append-only for this shape: it changed
         something before the tail.
         """
-        anchor = [Message("user", _ANCHOR), Message("assistant", _ANCHOR)]
+        answered = itertools.takewhile(lambda message: message.role == "tool", tail)
+        calls = tuple(ToolCall(m.tool_call_id or f"call_{i}", _ANCHOR, "{}") for i, m in enumerate(answered))
+        anchor = [Message("user", _ANCHOR), Message("assistant", _ANCHOR, tool_calls=calls)]
         try:
             before = self.render(anchor, tools, add_generation_prompt=False)
             after = self.render([*anchor, *tail], tools, add_generation_prompt=True)

@@ -36,7 +36,9 @@ class Tokenizer:
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # the library raises bare Exception on bad JSON
-            raise ConfigError(f"{path} is not a tokenizer: {error}", fix="Save it again with save_pretrained.") from error
+            raise ConfigError(
+                f"{path} is not a tokenizer: {error}", fix="Save it again with save_pretrained."
+            ) from error
 
     @property
     def vocab_size(self) -> int:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
+
+from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.turn import Label, Turn
+
+TRAINED_LABELS: frozenset[Label] = frozenset({"agent", "subagent", "compaction"})
+"""Default selection of labels to train (design section 4, "Label")."""
 
 
 class HarnessTrace(msgspec.Struct, kw_only=True):
@@ -25,3 +32,97 @@ class HarnessTrace(msgspec.Struct, kw_only=True):
     response_logprobs: list[float]
     reward: float | None = None
     metadata: dict[str, Any] = {}
+
+
+def rows_of(
+    graph: TraceGraph,
+    *,
+    labels: frozenset[Label] = TRAINED_LABELS,
+    reward: float | None = None,
+    session_id: str = "",
+) -> list[HarnessTrace]:
+    """Rows of one rollout: one per root-to-leaf chain that has something to train, parents first.
+
+    A sampled token is trained in the first chain that holds it and is context in every later one (design invariant
+    3). Turns are left out with a reason: ``undelivered``, ``label:<label>``, ``no_logprob``, ``empty``. Tokens after
+    the last trained one are cut.
+    """
+    claimed: set[int] = set()
+    rows: list[HarnessTrace] = []
+    for chain in _chains(graph):
+        row = _row(chain, claimed, labels)
+        if row is None:
+            continue
+        row.reward = reward
+        row.metadata |= {"session_id": session_id, "chain": len(rows)}
+        rows.append(row)
+    return rows
+
+
+def untrained_reason(turn: Turn, labels: frozenset[Label] = TRAINED_LABELS) -> str:
+    """Why a turn's tokens are not trained; empty when they are."""
+    if len(turn.sampled_ids) == 0:
+        return "empty"
+    if not turn.delivered:
+        return "undelivered"
+    if turn.label not in labels:
+        return f"label:{turn.label}"
+    if len(turn.logprobs) != len(turn.sampled_ids) or not np.all(np.isfinite(turn.logprobs) & (turn.logprobs <= 0)):
+        return "no_logprob"
+    return ""
+
+
+def _chains(graph: TraceGraph) -> list[list[Turn]]:
+    """Root-to-leaf paths, branch by branch, older branches first."""
+    chains: list[list[Turn]] = []
+    stack: list[list[Turn]] = [[root] for root in reversed(graph.children(None))]
+    while stack:
+        path = stack.pop()
+        children = graph.children(path[-1].id)
+        if not children:
+            chains.append(path)
+        stack += [[*path, child] for child in sorted(children, key=lambda turn: -turn.id)]
+    return chains
+
+
+def _row(chain: list[Turn], claimed: set[int], labels: frozenset[Label]) -> HarnessTrace | None:
+    response: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    masked: dict[str, int] = {}
+    trained: list[int] = []
+    end = 0
+    for turn in chain:
+        if turn is not chain[0]:
+            response += turn.delta_ids.tolist()
+            mask += [0] * len(turn.delta_ids)
+            logprobs += [0.0] * len(turn.delta_ids)
+        count = len(turn.sampled_ids)
+        reason = "trained_in_earlier_row" if turn.id in claimed else untrained_reason(turn, labels)
+        response += turn.sampled_ids.tolist()
+        if reason:
+            masked[reason] = masked.get(reason, 0) + count
+            mask += [0] * count
+            logprobs += [0.0] * count
+            continue
+        claimed.add(turn.id)
+        trained.append(turn.id)
+        mask += [1] * count
+        logprobs += turn.logprobs.tolist()
+        end = len(response)
+    if not trained:
+        return None
+    last = next(i for i, turn in enumerate(chain) if turn.id == trained[-1])
+    kept = chain[: last + 1]
+    return HarnessTrace(
+        prompt_ids=chain[0].delta_ids.tolist(),
+        response_ids=response[:end],
+        loss_mask=mask[:end],
+        response_logprobs=logprobs[:end],
+        metadata={
+            "turns": [turn.id for turn in kept],
+            "trained_turns": trained,
+            "policy_versions": [[turn.policy_version_start, turn.policy_version_end] for turn in kept],
+            "masked": masked,
+        },
+    )

@@ -1,0 +1,66 @@
+"""Turn <-> table row. Arrays are columns of packed bytes, the rest is one msgpack record."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from drivetrain.trace.turn import Turn, pack_ids, pack_logprobs
+
+_ARRAYS = ("delta_ids", "sampled_ids", "logprobs")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def _field(info: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
+    if info.default is not msgspec.NODEFAULT:
+        return info.name, info.type, info.default
+    if info.default_factory is not msgspec.NODEFAULT:
+        return info.name, info.type, msgspec.field(default_factory=info.default_factory)
+    return info.name, info.type
+
+
+# Turn without its arrays: msgspec does not know numpy.
+_Record = msgspec.defstruct(
+    "_Record",
+    [_field(info) for info in msgspec.structs.fields(Turn) if info.name not in (*_ARRAYS, "delivered")],
+    kw_only=True,
+)
+_decoder = msgspec.msgpack.Decoder(_Record)
+
+INSERT_TURN = (
+    "INSERT INTO turns (session_id, turn_id, seq, delta_ids, sampled_ids, logprobs, record, delivered) "
+    "VALUES (?, ?, (SELECT COUNT(*) FROM turns WHERE session_id = ?), ?, ?, ?, ?, ?)"
+)
+SELECT_TURNS = "SELECT delta_ids, sampled_ids, logprobs, record, delivered FROM turns WHERE session_id = ? ORDER BY seq"
+
+
+def turn_row(session_id: str, turn: Turn) -> tuple[Any, ...]:
+    """Parameters of :data:`INSERT_TURN`."""
+    record = {
+        name: getattr(turn, name) for name in turn.__struct_fields__ if name not in _ARRAYS and name != "delivered"
+    }
+    arrays = (
+        turn.delta_ids.astype("<i4").tobytes(),
+        turn.sampled_ids.astype("<i4").tobytes(),
+        turn.logprobs.astype("<f4").tobytes(),
+    )
+    return (session_id, turn.id, session_id, *arrays, _encoder.encode(record), int(turn.delivered))
+
+
+def read_turns(connection: sqlite3.Connection, session_id: str) -> list[Turn]:
+    """Turns of a session in commit order."""
+    turns = []
+    for delta, sampled, logprobs, record, delivered in connection.execute(SELECT_TURNS, (session_id,)):
+        turns.append(
+            Turn(
+                **msgspec.structs.asdict(_decoder.decode(record)),
+                delta_ids=pack_ids(np.frombuffer(delta, dtype="<i4")),
+                sampled_ids=pack_ids(np.frombuffer(sampled, dtype="<i4")),
+                logprobs=pack_logprobs(np.frombuffer(logprobs, dtype="<f4")),
+                delivered=bool(delivered),
+            )
+        )
+    return turns

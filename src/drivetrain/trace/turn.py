@@ -1,0 +1,100 @@
+"""One recorded model call."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from drivetrain.messages import FinishReason, Message, Reply, RequestedSampling, ToolSpec
+from drivetrain.trace.keys import Key
+
+Ids = npt.NDArray[np.int32]
+Logprobs = npt.NDArray[np.float32]
+
+Link = Literal[
+    "root",  # the first prompt of the session
+    "linear",  # prompt = parent's prompt + parent's sampled ids + delta, and the parent had no child yet
+    "fork",  # same, but the parent had a child already or history after it was rewritten
+    "new_root",  # nothing of the stored ids could be continued
+]
+
+ForkReason = Literal[
+    "",
+    "same_prompt",  # the very same messages were sent again: a sibling sample
+    "branch",  # a second continuation of a turn, history intact
+    "tools_changed",  # the tool list differs
+    "system_changed",  # the first system message differs
+    "message_changed",  # a message in the middle differs
+    "message_removed",  # a stored message is missing
+    "assistant_removed",  # an assistant turn that we served was dropped from the history
+    "assistant_rewritten",  # an assistant message that we did not serve stands where ours was
+    "new_conversation",  # no stored message is shared
+    "template_not_append_only",  # messages continue, but the template rewrites what came before
+]
+
+Label = Literal["agent", "subagent", "title", "summary", "compaction", "probe", "retry", "control"]
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """A node of the turn graph.
+
+    ``delta_ids`` (int32) stand between the parent's sampled ids and this turn's; for a root they are the whole
+    prompt. ``sampled_ids`` (int32) and ``logprobs`` (float32, natural log, full post-temperature distribution) have
+    equal length. ``tail_keys`` are the tolerant keys of the messages after the parent's reply, ``prompt_chain`` the
+    digest of the whole request, ``reply_key`` the key of what was served and ``reply_chain`` the digest of both.
+    ``prompt_sha256`` and ``prompt_len`` describe the ids that were really sent to the engine, so that a rebuilt prompt
+    can be checked against them. ``messages`` are those after the parent's reply, for people; ``tools`` are kept at
+    roots. Times are seconds since the epoch. ``delivered`` is whether the reply reached the harness; an undelivered
+    turn is kept and never trained (design invariant 5).
+    """
+
+    id: int
+    parent: int | None
+    link: Link
+    fork_reason: ForkReason = ""
+    fork_detail: str = ""
+    delta_ids: Ids
+    sampled_ids: Ids
+    logprobs: Logprobs
+    prompt_len: int
+    prompt_sha256: bytes
+    tail_keys: tuple[Key, ...]
+    prompt_chain: Key
+    reply_key: Key
+    reply_chain: Key
+    n_tools: int = 0
+    label: Label = "agent"
+    finish_reason: FinishReason
+    notes: tuple[str, ...] = ()
+    soft_mismatches: int = 0
+    policy_version_start: int
+    policy_version_end: int
+    dialect: str
+    requested: RequestedSampling
+    effective: dict[str, Any]
+    engine: str
+    body_sha256: bytes = b""
+    reply: Reply
+    messages: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] | None = None
+    started_at: float
+    dispatched_at: float
+    completed_at: float
+    delivered: bool = False
+
+
+def pack_ids(ids: Any) -> Ids:
+    """Token ids as a read-only int32 array."""
+    array = np.asarray(ids, dtype=np.int32)
+    array.flags.writeable = False
+    return array
+
+
+def pack_logprobs(values: Any) -> Logprobs:
+    """Log-probs as a read-only float32 array."""
+    array = np.asarray(values, dtype=np.float32)
+    array.flags.writeable = False
+    return array

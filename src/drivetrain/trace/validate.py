@@ -1,0 +1,153 @@
+"""Typed findings about a trace, with stable codes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from drivetrain.trace.graph import TraceGraph, prompt_digest
+from drivetrain.trace.sample import TRAINED_LABELS, HarnessTrace, untrained_reason
+from drivetrain.trace.turn import Label, Turn
+
+Code = Literal[
+    "empty_sample",
+    "logprob_count",
+    "logprob_not_finite",
+    "logprob_positive",
+    "token_out_of_range",
+    "prompt_length",
+    "prompt_mismatch",
+    "row_length_mismatch",
+    "row_mask_value",
+    "row_logprob",
+    "row_filler",
+    "row_not_from_stored_ids",
+    "token_trained_twice",
+    "token_not_trained",
+]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One defect. ``where`` is ``turn N`` or ``row N``."""
+
+    code: Code
+    where: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.code} at {self.where}: {self.detail}"
+
+
+def check_turn(turn: Turn, *, vocab_size: int | None = None) -> list[Finding]:
+    """What an engine returned for one turn: ids and log-probs, position by position."""
+    where = f"turn {turn.id}"
+    found: list[Finding] = []
+    if len(turn.sampled_ids) == 0:
+        found.append(Finding("empty_sample", where, "no token was sampled"))
+    if len(turn.logprobs) != len(turn.sampled_ids):
+        detail = f"{len(turn.logprobs)} log-probs for {len(turn.sampled_ids)} tokens"
+        found.append(Finding("logprob_count", where, detail))
+    elif not np.all(np.isfinite(turn.logprobs)):
+        at = int(np.flatnonzero(~np.isfinite(turn.logprobs))[0])
+        found.append(Finding("logprob_not_finite", where, f"position {at}"))
+    elif np.any(turn.logprobs > 0):
+        at = int(np.flatnonzero(turn.logprobs > 0)[0])
+        found.append(Finding("logprob_positive", where, f"position {at}: {turn.logprobs[at]}"))
+    ids = np.concatenate([turn.delta_ids, turn.sampled_ids])
+    if len(ids) and (ids.min() < 0 or (vocab_size is not None and ids.max() >= vocab_size)):
+        found.append(Finding("token_out_of_range", where, f"ids {ids.min()}..{ids.max()}, vocabulary {vocab_size}"))
+    return found
+
+
+def check_graph(graph: TraceGraph, *, vocab_size: int | None = None) -> list[Finding]:
+    """Every turn, and that the prompt sent to the engine is stored ids + stored sampled ids + delta."""
+    found: list[Finding] = []
+    for turn in graph:
+        found += check_turn(turn, vocab_size=vocab_size)
+        rebuilt = graph.prompt_ids(turn)
+        where = f"turn {turn.id}"
+        if len(rebuilt) != turn.prompt_len:
+            found.append(Finding("prompt_length", where, f"{len(rebuilt)} rebuilt, {turn.prompt_len} sent"))
+        elif prompt_digest(rebuilt) != turn.prompt_sha256:
+            found.append(Finding("prompt_mismatch", where, "the rebuilt prompt is not what was sent"))
+    return found
+
+
+def check_row(row: HarnessTrace, index: int = 0) -> list[Finding]:
+    """One row alone: equal lengths, 0/1 mask, finite log-probs <= 0 under the mask and 0.0 elsewhere."""
+    where = f"row {index}"
+    lengths = (len(row.response_ids), len(row.loss_mask), len(row.response_logprobs))
+    if len(set(lengths)) != 1:
+        return [Finding("row_length_mismatch", where, f"ids, mask, log-probs: {lengths}")]
+    mask = np.asarray(row.loss_mask)
+    logprobs = np.asarray(row.response_logprobs, dtype=np.float64)
+    found: list[Finding] = []
+    if not np.isin(mask, (0, 1)).all():
+        found.append(Finding("row_mask_value", where, "values other than 0 and 1"))
+    trained = logprobs[mask == 1]
+    if not (np.isfinite(trained) & (trained <= 0)).all():
+        found.append(Finding("row_logprob", where, "a trained position has no finite log-prob <= 0"))
+    if np.any(logprobs[mask == 0] != 0.0):
+        found.append(Finding("row_filler", where, "a position outside the mask is not 0.0"))
+    return found
+
+
+def check_rows(
+    graph: TraceGraph, rows: Sequence[HarnessTrace], *, labels: frozenset[Label] = TRAINED_LABELS
+) -> list[Finding]:
+    """All rows of a rollout against its graph: made of stored ids, and each trainable token trained exactly once."""
+    found: list[Finding] = []
+    trained: Counter[int] = Counter()
+    for index, row in enumerate(rows):
+        found += check_row(row, index)
+        found += _check_against_graph(graph, row, index)
+        trained.update(_trained_turns(graph, row))
+    for turn in graph:
+        expected = 0 if untrained_reason(turn, labels) else 1
+        if trained[turn.id] > expected:
+            found.append(Finding("token_trained_twice", f"turn {turn.id}", f"in {trained[turn.id]} rows"))
+        elif trained[turn.id] < expected:
+            found.append(Finding("token_not_trained", f"turn {turn.id}", "sampled, delivered, selected, in no row"))
+    return found
+
+
+def _trained_turns(graph: TraceGraph, row: HarnessTrace) -> list[int]:
+    """Turns whose sampled span is under the mask, read from the mask itself and not from the row's own claims."""
+    found: list[int] = []
+    at = 0
+    for position, turn_id in enumerate(row.metadata["turns"]):
+        turn = graph[turn_id]
+        at += len(turn.delta_ids) if position else 0
+        span = row.loss_mask[at : at + len(turn.sampled_ids)]
+        at += len(turn.sampled_ids)
+        if any(span):
+            found.append(turn_id)
+    return found
+
+
+def _check_against_graph(graph: TraceGraph, row: HarnessTrace, index: int) -> list[Finding]:
+    where = f"row {index}"
+    turns = [graph[turn_id] for turn_id in row.metadata["turns"]]
+    ids = graph.ids_through(turns[-1])
+    if [turn.id for turn in graph.path(turns[-1])] != row.metadata["turns"]:
+        return [Finding("row_not_from_stored_ids", where, "its turns are no path of the graph")]
+    if not np.array_equal(ids, np.asarray([*row.prompt_ids, *row.response_ids], dtype=np.int32)):
+        return [Finding("row_not_from_stored_ids", where, "ids differ from the stored path")]
+    mask: list[int] = []
+    logprobs: list[float] = []
+    for position, turn in enumerate(turns):
+        if position:
+            mask += [0] * len(turn.delta_ids)
+            logprobs += [0.0] * len(turn.delta_ids)
+        mask += [1] * len(turn.sampled_ids)
+        logprobs += turn.logprobs.tolist()
+    if len(mask) != len(row.loss_mask) or np.any(np.asarray(row.loss_mask) > np.asarray(mask)):
+        return [Finding("row_mask_value", where, "the mask trains a token that was not sampled")]
+    wrong = [i for i, bit in enumerate(row.loss_mask) if bit and row.response_logprobs[i] != logprobs[i]]
+    if wrong:
+        return [Finding("row_logprob", where, f"position {wrong[0]} differs from the stored log-prob")]
+    return []
