@@ -56,7 +56,11 @@ class JournalReader:
         """Every session, oldest first."""
         query = "SELECT id, key_digest, policy, labels, state, created_at, sealed_at FROM sessions ORDER BY created_at"
         with self._connect() as db:
-            return [StoredSession(*row[:3], json.loads(row[3]), *row[4:]) for row in db.execute(query)]
+            rows = db.execute(query).fetchall()
+        return [
+            StoredSession(sid, digest, policy, json.loads(labels), state, created, sealed)
+            for sid, digest, policy, labels, state, created, sealed in rows
+        ]
 
     def graph(self, session_id: str, session_tag: str) -> TraceGraph:
         """The turn graph of a session, rebuilt from its committed turns."""

@@ -1,0 +1,1 @@
+"""The APIs harnesses speak: ``decode(body) -> Call`` and ``encode(Reply)``."""

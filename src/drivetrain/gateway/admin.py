@@ -1,0 +1,104 @@
+"""The admin surface: its own key, its own address; never reachable from a sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from drivetrain.errors import ConfigError
+from drivetrain.gateway.core import Gateway
+from drivetrain.gateway.dialects.openai_chat import OpenAIChat
+from drivetrain.gateway.keys import read_key, same_key
+from drivetrain.gateway.policy import SessionPolicy
+from drivetrain.gateway.refusal import Refusal
+from drivetrain.gateway.respond import error_response
+from drivetrain.gateway.sessions import Session
+from drivetrain.trace.sample import rows_of
+
+
+class OpenRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /admin/sessions``; every field may be left out."""
+
+    policy: dict[str, Any] = {}
+    labels: dict[str, str] = {}
+    session_id: str | None = None
+
+
+def admin_app(gateway: Gateway, key_digest: bytes) -> web.Application:
+    """Open, list, read and seal sessions. Every route needs the admin key."""
+    errors = OpenAIChat()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if not same_key(key_digest, read_key(request.headers)):
+                raise Refusal("invalid_api_key", "unknown admin key.", fix="Use the key the gateway was started with.")
+            return await handler(request)
+        except Refusal as refusal:
+            return error_response(refusal, errors)
+        except web.HTTPException as error:
+            return error_response(Refusal("not_found", f"{request.method} {request.path}: {error.reason}."), errors)
+
+    async def open_session(request: web.Request) -> web.Response:
+        try:
+            body = msgspec.json.decode(await request.read() or b"{}", type=OpenRequest)
+            policy = msgspec.convert({"model": gateway.model, **body.policy}, SessionPolicy)
+            session, key = await gateway.open_session(policy, labels=body.labels, session_id=body.session_id)
+        except (msgspec.MsgspecError, ConfigError) as error:
+            raise Refusal("invalid_request", str(error)) from error
+        return _json({**_summary(session), "api_key": key}, status=201)
+
+    async def list_sessions(_: web.Request) -> web.Response:
+        return _json({"sessions": [_summary(session) for session in gateway.sessions]})
+
+    async def show_session(request: web.Request) -> web.Response:
+        return _json(_summary(gateway.sessions.get(request.match_info["id"])))
+
+    async def show_rows(request: web.Request) -> web.Response:
+        session = gateway.sessions.get(request.match_info["id"])
+        return _json({"rows": rows_of(session.graph, session_id=session.id)})
+
+    async def seal_session(request: web.Request) -> web.Response:
+        return _json(_summary(await gateway.seal_session(request.match_info["id"])))
+
+    async def health(_: web.Request) -> web.Response:
+        return _json(
+            {
+                "status": "ok",
+                "model": gateway.model,
+                "engine": gateway.engine.name,
+                "policy_version": gateway.engine.policy_version,
+                "context_length": gateway.engine.context_length,
+                "recovered_sessions": gateway.recovered,
+            }
+        )
+
+    app = web.Application(middlewares=[guard])
+    app.router.add_post("/admin/sessions", open_session)
+    app.router.add_get("/admin/sessions", list_sessions)
+    app.router.add_get("/admin/sessions/{id}", show_session)
+    app.router.add_get("/admin/sessions/{id}/rows", show_rows)
+    app.router.add_delete("/admin/sessions/{id}", seal_session)
+    app.router.add_get("/admin/health", health)
+    return app
+
+
+def _summary(session: Session) -> dict[str, Any]:
+    return {
+        "session_id": session.id,
+        "state": session.state,
+        "labels": session.labels,
+        "policy": session.policy,
+        "turns": len(session.graph),
+        "completion_tokens": session.budget.completion_tokens,
+        "in_flight": session.delivery.in_flight,
+        "events": session.events,
+        "created_at": session.created_at,
+    }
+
+
+def _json(body: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")

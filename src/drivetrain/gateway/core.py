@@ -1,0 +1,101 @@
+"""The gateway without HTTP: one engine, one model, one journal, many sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from drivetrain.engines.protocol import Engine
+from drivetrain.gateway.delivery import Served
+from drivetrain.gateway.policy import SessionPolicy
+from drivetrain.gateway.refusal import Refusal
+from drivetrain.gateway.sessions import Session, SessionStore
+from drivetrain.gateway.turn import TurnRunner
+from drivetrain.journal.writer import Journal
+from drivetrain.messages import Call
+from drivetrain.tokens.codec import TokenCodec
+
+
+class Gateway:
+    """Opens sessions and serves their calls.
+
+    Args:
+        engine: started engine that samples.
+        codec: token side of the engine's model.
+        journal_path: SQLite file; sessions found in it are open again under their old keys.
+        model: served model name.
+
+    Raises:
+        ConfigError: the journal is in use or unreadable.
+    """
+
+    def __init__(self, engine: Engine, codec: TokenCodec, journal_path: Path, *, model: str) -> None:
+        self.engine = engine
+        self.codec = codec
+        self.model = model
+        self.journal = Journal(journal_path)
+        self.sessions = SessionStore(self.journal)
+        self.recovered = self.sessions.recover()
+        self._runner = TurnRunner(engine, codec, self.journal)
+
+    async def open_session(
+        self,
+        policy: SessionPolicy | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        session_id: str | None = None,
+    ) -> tuple[Session, str]:
+        """A new session and its secret key; the key is returned once and only its digest is kept."""
+        return await self.sessions.open(policy or SessionPolicy(model=self.model), labels=labels, session_id=session_id)
+
+    async def seal_session(self, session_id: str) -> Session:
+        """End a session: late calls get 409."""
+        return await self.sessions.seal(session_id)
+
+    async def serve(self, session: Session, call: Call, body: bytes) -> Served:
+        """Serve a call exactly once: join an equal one in flight, replay an undelivered reply, or run a new turn.
+
+        Raises:
+            Refusal: see :class:`~drivetrain.gateway.turn.TurnRunner`; also when the session is sealed meanwhile.
+        """
+        digest = hashlib.sha256(body).digest()
+        replayed = session.delivery.replay(digest)
+        if replayed is not None:
+            session.count("replayed")
+            await self.journal.add_event(session.id, "replayed", turn=replayed.turn.id if replayed.turn else None)
+            return replayed
+        flight, joined = session.delivery.join_or_start(digest, lambda: self._runner.run(session, call, digest))
+        if joined:
+            session.count("joined")
+        try:
+            served = await flight.wait()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # this client went away
+            if session.state == "sealed":
+                raise Refusal("session_sealed", "the session was sealed while this call was running.") from None
+            raise Refusal("cancelled", "the call was cancelled.") from None
+        await self._note_progress(session, served)
+        return served
+
+    async def delivered(self, session: Session, served: Served) -> None:
+        """The reply of a call was handed over completely."""
+        if served.turn is not None and session.delivery.delivered(served.turn):
+            await self.journal.mark_delivered(session.id, served.turn.id)
+
+    async def aclose(self) -> None:
+        """Cancel running calls and close the journal. Sessions stay open in the journal."""
+        for session in self.sessions:
+            await session.delivery.cancel_all()
+        self.journal.close()
+
+    async def _note_progress(self, session: Session, served: Served) -> None:
+        """A request that continues a turn proves that the turn's reply arrived."""
+        if served.turn is None or served.turn.parent is None:
+            return
+        parent = session.graph[served.turn.parent]
+        if session.delivery.delivered(parent):
+            await self.journal.mark_delivered(session.id, parent.id)

@@ -1,0 +1,252 @@
+"""OpenAI chat completions: ``POST /v1/chat/completions``, JSON and SSE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from drivetrain.gateway.refusal import Refusal
+from drivetrain.gateway.sse import comment, data_event
+from drivetrain.messages import Call, Message, Reply, RequestedSampling, ToolCall, ToolSpec
+
+_encode = msgspec.json.encode
+_CHUNK_CHARS = 48
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _ToolCall(msgspec.Struct):
+    id: str
+    function: _Function
+    type: str = "function"
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class _FunctionSpec(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    function: _FunctionSpec
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Request(msgspec.Struct):
+    model: str
+    messages: list[_Message]
+    tools: list[_Tool] | None = None
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logit_bias: dict[str, float] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    reasoning_effort: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+class OpenAIChat:
+    """The chat completions dialect (public API reference of OpenAI, ``chat.completion`` objects)."""
+
+    name = "openai_chat"
+
+    def decode(self, body: bytes) -> Call:
+        """Read a request; see :class:`~drivetrain.gateway.dialects.base.Dialect`."""
+        try:
+            request = _decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise Refusal("invalid_request", f"the request body is not a chat completion request: {error}.") from error
+        except msgspec.DecodeError as error:
+            raise Refusal("invalid_request", f"the request body is not valid JSON: {error}.") from error
+        except RecursionError as error:
+            raise Refusal("invalid_request", "the request body is nested too deeply.") from error
+        _refuse_untrainable(request)
+        if not request.messages:
+            raise Refusal("invalid_request", "messages is empty.", param="messages")
+        return Call(
+            dialect=self.name,
+            model=request.model,
+            messages=tuple(_message(message, index) for index, message in enumerate(request.messages)),
+            tools=tuple(_tool(tool, index) for index, tool in enumerate(request.tools or ())),
+            stream=bool(request.stream),
+            stream_usage=bool(request.stream_options and request.stream_options.include_usage),
+            requested=_requested(request),
+        )
+
+    def encode(self, reply: Reply) -> bytes:
+        """A ``chat.completion`` object."""
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content or None, "refusal": None}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.tool_calls:
+            message["tool_calls"] = [_encode_call(call) for call in reply.tool_calls]
+        choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
+        return _encode({**_head(reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)})
+
+    def events(self, reply: Reply, call: Call) -> Sequence[bytes]:
+        """``chat.completion.chunk`` events: role, text in pieces, tool calls, finish reason, usage, ``[DONE]``."""
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        deltas += [{"reasoning_content": piece} for piece in _pieces(reply.reasoning)]
+        deltas += [{"content": piece} for piece in _pieces(reply.content)]
+        deltas += [{"tool_calls": [_encode_call(c, index)]} for index, c in enumerate(reply.tool_calls)]
+        head = _head(reply, "chat.completion.chunk")
+        if call.stream_usage:
+            head["usage"] = None
+        chunks = [_chunk(head, delta, None) for delta in deltas]
+        chunks.append(_chunk(head, {}, reply.finish_reason))
+        if call.stream_usage:
+            chunks.append({**head, "choices": [], "usage": _usage(reply)})
+        return [*(data_event(_encode(chunk)) for chunk in chunks), data_event(b"[DONE]")]
+
+    def keep_alive(self) -> bytes:
+        """A comment line: Pi, OpenCode and the official SDK ignore it (harnesses.md section 1.5)."""
+        return comment()
+
+    def error(self, refusal: Refusal) -> bytes:
+        """``{"error": {...}}``."""
+        return _encode(_error(refusal))
+
+    def error_events(self, refusal: Refusal) -> Sequence[bytes]:
+        """One error event; no ``[DONE]``, so that nothing looks finished."""
+        return [data_event(_encode(_error(refusal)))]
+
+
+def _refuse_untrainable(request: _Request) -> None:
+    """Refuse what changes the distribution or needs more than one sample (design section 4, "Generate")."""
+    unsupported = {
+        "n": request.n not in (None, 1),
+        "logit_bias": bool(request.logit_bias),
+        "response_format": (request.response_format or {}).get("type", "text") != "text",
+        "tool_choice": request.tool_choice not in (None, "auto", "none"),
+    }
+    for field, asked in unsupported.items():
+        if asked:
+            raise Refusal(
+                "unsupported",
+                f"{field} is not supported: it would change the distribution that is trained.",
+                fix=f"Leave {field} out.",
+                param=field,
+            )
+
+
+def _message(message: _Message, index: int) -> Message:
+    return Message(
+        role=message.role,
+        content=_text(message.content, index),
+        reasoning=message.reasoning_content or message.reasoning or "",
+        tool_calls=tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+    )
+
+
+def _text(content: str | list[_Part] | None, index: int) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type not in ("text", "refusal"):
+            raise Refusal(
+                "unsupported",
+                f"messages[{index}] holds a part of type {part.type!r}; this model reads text only.",
+                fix="Send text parts.",
+                param=f"messages[{index}].content",
+            )
+    return "".join(part.text for part in content)
+
+
+def _tool(tool: _Tool, index: int) -> ToolSpec:
+    if tool.type != "function":
+        raise Refusal("unsupported", f"tools[{index}] is of type {tool.type!r}; only functions are.", param="tools")
+    function = tool.function
+    return ToolSpec(function.name, function.description or "", function.parameters or {})
+
+
+def _requested(request: _Request) -> RequestedSampling:
+    stop = request.stop or ()
+    extra = {
+        name: value
+        for name in ("frequency_penalty", "presence_penalty", "reasoning_effort", "tool_choice")
+        if (value := getattr(request, name)) is not None
+    }
+    return RequestedSampling(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=_positive(request.max_completion_tokens, request.max_tokens),
+        seed=request.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        extra=extra,
+    )
+
+
+def _positive(*values: int | None) -> int | None:
+    for value in values:
+        if value is not None:
+            if value < 1:
+                raise Refusal("invalid_request", f"max_tokens is {value}; it must be positive.", param="max_tokens")
+            return value
+    return None
+
+
+def _head(reply: Reply, kind: str) -> dict[str, Any]:
+    return {"id": reply.id, "object": kind, "created": reply.created, "model": reply.model}
+
+
+def _chunk(head: dict[str, Any], delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]}
+
+
+def _encode_call(call: ToolCall, index: int | None = None) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    body = {"id": call.id, "type": "function", "function": function}
+    return body if index is None else {"index": index, **body}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    prompt, completion = reply.usage.prompt_tokens, reply.usage.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _pieces(text: str) -> list[str]:
+    return [text[at : at + _CHUNK_CHARS] for at in range(0, len(text), _CHUNK_CHARS)]
+
+
+def _error(refusal: Refusal) -> dict[str, Any]:
+    kind = "server_error" if refusal.retryable else "invalid_request_error"
+    return {"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}}

@@ -1,0 +1,176 @@
+"""Sessions: one rollout's key, policy, budget and turn graph."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from drivetrain.errors import ConfigError
+from drivetrain.gateway.budgets import Budget
+from drivetrain.gateway.delivery import Delivery
+from drivetrain.gateway.keys import digest_key, mint_key, same_key
+from drivetrain.gateway.policy import SessionPolicy
+from drivetrain.gateway.refusal import Refusal
+from drivetrain.journal.reader import JournalReader, StoredSession
+from drivetrain.journal.writer import Journal
+from drivetrain.trace.graph import TraceGraph
+
+SessionState = Literal["open", "sealed"]
+
+
+def session_tag(session_id: str) -> str:
+    """The 8 hex digits of a session inside its tool-call ids; derived from the public id, no secret."""
+    return hashlib.sha256(session_id.encode()).hexdigest()[:8]
+
+
+class Session:
+    """One open or sealed session. ``id`` is public; the key is known by its digest only."""
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        key_digest: bytes,
+        policy: SessionPolicy,
+        labels: Mapping[str, str],
+        created_at: float,
+        graph: TraceGraph | None = None,
+        state: SessionState = "open",
+    ) -> None:
+        self.id = session_id
+        self.key_digest = key_digest
+        self.policy = policy
+        self.labels = dict(labels)
+        self.created_at = created_at
+        self.state: SessionState = state
+        self.graph = graph if graph is not None else TraceGraph(session_tag(session_id))
+        self.budget = Budget(policy, created_at)
+        self.delivery = Delivery(self.graph)
+        self.events: dict[str, int] = {}
+        for turn in self.graph:
+            self.budget.turns += 1
+            self.budget.completion_tokens += len(turn.sampled_ids)
+
+    def count(self, kind: str) -> None:
+        """Count an event of this process's life of the session, for summaries."""
+        self.events[kind] = self.events.get(kind, 0) + 1
+
+
+class SessionStore:
+    """All sessions of a gateway, found by id or by key.
+
+    Args:
+        journal: where sessions and turns are committed.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._by_id: dict[str, Session] = {}
+        self._by_digest: dict[bytes, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_id.values()))
+
+    def recover(self) -> int:
+        """Load what the journal holds, so that the same keys continue after a crash; returns the number of sessions."""
+        reader = JournalReader(self._journal.path)
+        stored = reader.sessions()
+        for record in stored:
+            self._remember(_restore(record, reader))
+        return len(stored)
+
+    async def open(
+        self, policy: SessionPolicy, *, labels: Mapping[str, str] | None = None, session_id: str | None = None
+    ) -> tuple[Session, str]:
+        """Open a session and return it with its secret key, which is not kept.
+
+        Raises:
+            ConfigError: ``session_id`` is taken.
+        """
+        session_id = session_id or f"s-{secrets.token_hex(8)}"
+        if session_id in self._by_id:
+            raise ConfigError(f"session {session_id!r} exists already.", fix="Leave the id out to get a fresh one.")
+        key = mint_key()
+        session = Session(
+            session_id, key_digest=digest_key(key), policy=policy, labels=labels or {}, created_at=time.time()
+        )
+        self._remember(session)
+        try:
+            await self._journal.add_session(
+                session_id,
+                key_digest=session.key_digest,
+                policy=msgspec.msgpack.encode(policy),
+                labels=session.labels,
+                created_at=session.created_at,
+            )
+        except BaseException:
+            self._forget(session)
+            raise
+        return session, key
+
+    async def seal(self, session_id: str) -> Session:
+        """Refuse the session's key from now on; a call in flight is cancelled and not trained (case row C14).
+
+        Raises:
+            Refusal: no such session.
+        """
+        session = self.get(session_id)
+        if session.state == "open":
+            session.state = "sealed"
+            cancelled = await session.delivery.cancel_all()
+            if cancelled:
+                session.count("in_flight_at_seal")
+                await self._journal.add_event(session_id, "in_flight_at_seal", calls=cancelled)
+            await self._journal.seal_session(session_id)
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """Session by public id.
+
+        Raises:
+            Refusal: no such session.
+        """
+        try:
+            return self._by_id[session_id]
+        except KeyError:
+            raise Refusal("not_found", f"no session {session_id!r}.") from None
+
+    def authenticate(self, key: str) -> Session:
+        """Session of a key.
+
+        Raises:
+            Refusal: the key is unknown (401) or its session is sealed (409).
+        """
+        session = self._by_digest.get(digest_key(key)) if key else None
+        if session is None or not same_key(session.key_digest, key):
+            raise Refusal(
+                "invalid_api_key", "unknown API key.", fix="Use the key that was given when the session was opened."
+            )
+        if session.state == "sealed":
+            raise Refusal("session_sealed", "this session is sealed; its rollout has ended.")
+        return session
+
+    def _remember(self, session: Session) -> None:
+        self._by_id[session.id] = session
+        self._by_digest[session.key_digest] = session
+
+    def _forget(self, session: Session) -> None:
+        self._by_id.pop(session.id, None)
+        self._by_digest.pop(session.key_digest, None)
+
+
+def _restore(record: StoredSession, reader: JournalReader) -> Session:
+    return Session(
+        record.id,
+        key_digest=record.key_digest,
+        policy=msgspec.msgpack.decode(record.policy, type=SessionPolicy),
+        labels=record.labels,
+        created_at=record.created_at,
+        graph=reader.graph(record.id, session_tag(record.id)),
+        state="sealed" if record.state == "sealed" else "open",
+    )
