@@ -1,0 +1,209 @@
+"""The bubblewrap command line: what a local sandbox sees, and that is all it sees."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
+
+from drivetrain.errors import MissingDependency
+from drivetrain.sandboxes.interpreter import Interpreter
+from drivetrain.sandboxes.protocol import SandboxSpec, SandboxStartError
+
+HOME = "/home/agent"
+USER = "agent"
+UID = 1000
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# On the read-only root: nothing inside can rename or cover it.
+INSIDE = "/.drivetrain"
+GATEWAY_FOLDER = f"{INSIDE}/gateway"
+RUN_BYTES = 64 << 20
+
+_HERE = Path(__file__).parent
+
+# Read-only host files that programs need and that hold no secret (not /etc/ssl itself: it has private keys).
+_ETC = (
+    "alternatives",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "ca-certificates.conf",
+    "pki/tls/certs",
+    "pki/tls/cert.pem",
+    "pki/tls/openssl.cnf",
+    "pki/ca-trust/extracted",
+    "crypto-policies",
+    "mime.types",
+    "services",
+    "protocols",
+)
+_OWN_ETC = {
+    "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:{HOME}:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": f"root:x:0:\n{USER}:x:{UID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+
+
+@functools.cache
+def _version(executable: str) -> tuple[int, ...]:
+    done = subprocess.run([executable, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    return tuple(int(part) for part in re.findall(r"\d+", done.stdout)[:3])
+
+
+def find_bwrap() -> str:
+    """Path of the bubblewrap executable.
+
+    Raises:
+        MissingDependency: it is not installed.
+    """
+    executable = shutil.which("bwrap")
+    if executable is None:
+        raise MissingDependency(
+            "The local sandbox backend needs bubblewrap, and there is no `bwrap` on PATH.",
+            fix="Install it: `apt-get install bubblewrap` (Debian, Ubuntu) or `dnf install bubblewrap` (Fedora).",
+        )
+    return executable
+
+
+def make_etc(folder: Path) -> None:
+    """Write the sandbox's own /etc files into a host folder."""
+    folder.mkdir()
+    for name, text in _OWN_ETC.items():
+        (folder / name).write_text(text)
+
+
+def inside_path(target: str) -> str:
+    """Check and normalise a path at which the caller wants something mounted.
+
+    Raises:
+        SandboxStartError: not absolute, with ``..``, or a place the sandbox needs for itself.
+    """
+    path = PurePosixPath(target)
+    if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
+        raise SandboxStartError(f"Cannot mount at {target!r} in a sandbox.", fix="Use an absolute path without `..`.")
+    if path.is_relative_to(INSIDE) or str(path) in ("/proc", "/dev", "/usr", "/etc"):
+        raise SandboxStartError(f"Cannot mount at {target!r}: the sandbox needs it.", fix="Choose another target.")
+    return str(path)
+
+
+def _root() -> list[str]:
+    argv = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/") / name
+        if path.is_symlink():
+            argv += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            argv += ["--ro-bind", str(path), str(path)]
+    return argv
+
+
+def _etc(own: Path, network: str) -> list[str]:
+    argv: list[str] = []
+    names = [*_ETC, "resolv.conf"] if network == "open" else list(_ETC)
+    for name in names:
+        if (Path("/etc") / name).exists():
+            argv += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+    for name in _OWN_ETC:
+        argv += ["--ro-bind", str(own / name), f"/etc/{name}"]
+    return argv
+
+
+def _volumes(spec: SandboxSpec, folder: Path) -> list[str]:
+    """HOME, workdir and the caller's mounts, parents before children."""
+    volumes: list[tuple[str, str, bool]] = [
+        (str(folder / "home"), HOME, True),
+        (str(folder / "work"), inside_path(spec.workdir), True),
+    ]
+    for mount in spec.mounts:
+        if not mount.source.exists():
+            raise SandboxStartError(
+                f"Cannot mount {mount.source}: there is no such file or folder.", fix="Check the path."
+            )
+        volumes.append((str(mount.source.resolve()), inside_path(mount.target), mount.writable))
+    volumes.sort(key=lambda volume: len(PurePosixPath(volume[1]).parts))
+    argv: list[str] = []
+    for source, target, writable in volumes:
+        argv += ["--bind" if writable else "--ro-bind", source, target]
+    return argv
+
+
+def _gateway(spec: SandboxSpec) -> list[str]:
+    """The folder of the gateway's socket, so that a restarted gateway (a new socket, the same path) is reached."""
+    if spec.network != "gateway":
+        return []
+    if spec.gateway_socket is None:
+        raise SandboxStartError('network="gateway" needs the path of the gateway socket.', fix="Set gateway_socket.")
+    folder = spec.gateway_socket.parent
+    try:
+        others = sorted(entry.name for entry in folder.iterdir() if entry.name != spec.gateway_socket.name)
+    except OSError as error:
+        raise SandboxStartError(
+            f"Cannot mount the folder of the gateway socket: {error}.", fix="Start the gateway first."
+        ) from error
+    if others:
+        raise SandboxStartError(
+            f"The folder of the gateway socket, {folder}, also holds {others[0]!r}, which the sandbox would see.",
+            fix="Give the socket a folder of its own.",
+        )
+    return ["--ro-bind", str(folder.resolve()), GATEWAY_FOLDER]
+
+
+def build_argv(spec: SandboxSpec, *, bwrap: str, folder: Path, python: Interpreter, control_fd: int) -> list[str]:
+    """The whole command line. It carries no secret: environment values travel over the control socket.
+
+    Args:
+        folder: the sandbox's host folder, holding ``home``, ``work`` and ``etc``.
+        control_fd: the inherited end of the control socket pair.
+
+    Raises:
+        SandboxStartError: the spec asks for a mount that cannot be.
+    """
+    argv = [bwrap, "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--unshare-pid", "--as-pid-1"]
+    argv += ["--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try"]
+    argv += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    version = _version(bwrap)
+    if version >= (0, 8, 0):
+        argv += ["--disable-userns"]  # with fresh user namespaces come fresh capabilities
+    if spec.network != "open":
+        argv += ["--unshare-net"]
+
+    def tmpfs(target: str, size: int) -> list[str]:
+        limit = ["--size", str(size)] if version >= (0, 7, 0) else []
+        return [*limit, "--tmpfs", target]
+
+    argv += [*_root(), *_etc(folder / "etc", spec.network), "--proc", "/proc", "--dev", "/dev"]
+    argv += [*tmpfs("/dev/shm", spec.limits.file_bytes), "--remount-ro", "/dev"]
+    argv += [*tmpfs("/tmp", spec.limits.file_bytes), *tmpfs("/run", RUN_BYTES)]
+    argv += ["--symlink", "/run", "/var/run", "--symlink", "/tmp", "/var/tmp"]
+    if python.mount is not None:
+        argv += ["--ro-bind", str(python.mount), str(python.mount)]
+    argv += _volumes(spec, folder)
+    for name in ("inside/init.py", "inside/files.py", "relay/relay.py"):
+        argv += ["--ro-bind", str(_HERE / name), f"{INSIDE}/{Path(name).name}"]
+    argv += _gateway(spec)
+    argv += ["--chdir", "/", "--remount-ro", "/"]
+    return [*argv, "--", python.executable, "-I", "-S", "-B", f"{INSIDE}/init.py", str(control_fd)]
+
+
+def launch(argv: list[str], *, control_fd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
+    """Start bubblewrap with nothing inherited but the control socket.
+
+    Call it from a thread that lives as long as the sandbox should: the kernel ties ``--die-with-parent`` to the thread.
+    """
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr_fd,
+        pass_fds=(control_fd,),
+        env={"PATH": PATH, "LANG": "C.UTF-8"},
+        cwd=os.sep,
+        start_new_session=True,  # a Ctrl-C at the terminal is for the owner, which then closes its sandboxes
+    )
