@@ -1,0 +1,107 @@
+"""The interpreter a task runs under, and the pip that fills its environment.
+
+The host's interpreter cannot simply be mounted: its site-packages may hold a newer release of the project under
+test, from which the fix can be read. So a copy without third-party packages is kept in the cache and mounted at the
+prefix the interpreter was built for (a shared libpython is found by absolute path).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from drivetrain.errors import MissingDependency
+from drivetrain.sandboxes.protocol import Mount
+from swe_rl_env.cache import build_once, content_key
+
+_PROBE = (
+    "import json, sys, sysconfig; print(json.dumps([sys.base_prefix, '%d.%d' % sys.version_info[:2], sys.version, "
+    "sysconfig.get_path('stdlib')]))"
+)
+_DROPPED = ("site-packages", "dist-packages", "ensurepip", "idlelib", "test", "turtledemo", "tkinter", "config-*")
+# Third-party packages of the distribution, visible wherever /usr is; hidden for the same reason as site-packages.
+_SYSTEM_PACKAGES = ("/usr/lib/python3/dist-packages", "/usr/lib/node_modules", "/usr/share/nodejs")
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """A Python on this host: base prefix, full version text, standard library folder, program."""
+
+    prefix: Path
+    version: str
+    full_version: str
+    stdlib: Path
+    program: Path
+
+
+def _probe(program: str) -> Interpreter | None:
+    try:
+        done = subprocess.run([program, "-I", "-c", _PROBE], capture_output=True, timeout=60, check=True)
+        prefix, version, full, stdlib = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    binary = Path(prefix) / "bin" / f"python{version}"
+    return Interpreter(Path(prefix), version, full, Path(stdlib), binary) if binary.exists() else None
+
+
+@lru_cache(maxsize=8)
+def find_python(version: str) -> Interpreter:
+    """An interpreter ``major.minor`` of this host: the running one if it fits, else ``python<version>`` on PATH.
+
+    Raises:
+        MissingDependency: there is none.
+    """
+    for program in (sys.executable, shutil.which(f"python{version}")):
+        found = _probe(program) if program else None
+        if found and found.version == version:
+            return found
+    raise MissingDependency(f"No Python {version} found.", fix=f"Put a python{version} on PATH.")
+
+
+@lru_cache(maxsize=1)
+def pip_command() -> tuple[str, ...]:
+    """``(python, "-m", "pip")`` of the first interpreter that has pip: the running one, its base, ``python3``.
+
+    Raises:
+        MissingDependency: none has.
+    """
+    base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for program in (sys.executable, str(base), shutil.which("python3")):
+        if program is None:
+            continue
+        try:
+            subprocess.run([program, "-m", "pip", "--version"], capture_output=True, timeout=60, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return (program, "-m", "pip")
+    raise MissingDependency("No pip found.", fix="Run python -m ensurepip.")
+
+
+def runtime_mounts(python: Interpreter, cache: Path) -> tuple[Mount, ...]:
+    """Mounts that make ``python.program`` run inside, without any third-party package; empty when it is in /usr."""
+    if python.prefix.is_relative_to("/usr") and not python.prefix.is_relative_to("/usr/local"):
+        return ()
+    key = content_key("runtime-1", str(python.prefix), python.full_version)
+
+    def build(folder: Path) -> None:
+        (folder / "bin").mkdir()
+        shutil.copy2(python.program.resolve(), folder / "bin" / python.program.name)
+        stdlib = python.stdlib.relative_to(python.prefix)
+        shutil.copytree(python.stdlib, folder / stdlib, symlinks=True, ignore=shutil.ignore_patterns(*_DROPPED))
+        (folder / stdlib / "site-packages").mkdir()
+        for library in (python.prefix / "lib").glob("libpython*.so*"):
+            shutil.copy2(library, folder / "lib" / library.name, follow_symlinks=False)
+
+    copy = build_once(cache / "runtimes" / f"python-{python.version}-{key}", build)
+    return (Mount(copy, str(python.prefix)),)
+
+
+def hidden_packages(cache: Path) -> tuple[Mount, ...]:
+    """Empty folders over the distribution's own packages, where this host has them."""
+    empty = build_once(cache / "runtimes" / "empty", lambda _: None)
+    return tuple(Mount(empty, p) for p in _SYSTEM_PACKAGES if Path(p).is_dir())
