@@ -15,6 +15,7 @@ from drivetrain.training.recipe import grpo_config
 from drivetrain.training.report import TrainReport, build_report
 from drivetrain.training.sources import EpisodeRequest, EpisodeSource
 from drivetrain.training.train import Progress, build_trainer, load_model, save
+from drivetrain.training.versions import known_warnings
 
 
 class LiveTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,8 @@ def train_live(
     dataset = Dataset.from_list([{"prompt": [_message(task)]} for task in tasks])
     trainer = build_trainer(source, model, tokenizer, dataset, config, bad_rollouts="mask", progress=progress)
     attach_engine(trainer, sync)
-    trainer.train()
+    with known_warnings():
+        trainer.train()
     return build_report(
         trainer,
         first_batch=trainer.first_batch,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import ConfigError
-from drivetrain.training.versions import require_trl
+from drivetrain.training.versions import known_warnings, require_trl
 
 #: Settings an override may not change: with any other value the sampler's log-probs are not those the trainer
 #: recomputes (truncated sampling biases the ratio, trl issue 6789), or rows are silently dropped.
@@ -93,7 +93,8 @@ def grpo_config(
         "ddp_timeout": 7200,  # the slowest episode holds every rank; the default of 1800 s is shorter than an episode
         "seed": seed,
     }
-    return GRPOConfig(**{**settings, **PINNED, **overrides})
+    with known_warnings():
+        return GRPOConfig(**{**settings, **PINNED, **overrides})
 
 
 def check_no_dropout(model: Any) -> None:

@@ -176,10 +176,16 @@ class LiveSource:
 
 def _check_versions(result: RolloutResult, policy_version: int) -> None:
     for row in result.rows:
-        other = sorted({int(v) for v in row.metadata.get("policy_versions", [])} - {policy_version})
+        other = sorted(_versions(row.metadata) - {policy_version})
         if other:
             raise ConfigError(
                 f"rollout {result.rollout_id} was sampled by policy version {other[0]}, "
                 f"the model to train is version {policy_version}.",
                 fix="Record new rollouts with the current weights, or train the weights that sampled these.",
             )
+
+
+def _versions(metadata: dict[str, Any]) -> set[int]:
+    """Versions of a row's turns: ``policy_versions`` holds a (start, end) pair per turn."""
+    pairs = metadata.get("policy_versions", [])
+    return {int(version) for pair in pairs for version in (pair if isinstance(pair, list | tuple) else [pair])}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.result import RolloutResult
@@ -20,6 +19,7 @@ from drivetrain.training.report import TrainReport, build_report
 from drivetrain.training.rollout_func import build_rollout_func, env_reward
 from drivetrain.training.rows import is_trainable
 from drivetrain.training.sources import EpisodeSource, RecordedSource
+from drivetrain.training.versions import known_warnings
 
 Progress = Callable[[str], None]
 
@@ -86,7 +86,8 @@ def train_recorded(
     tell(f"{len(results)} rollouts, {rows} rows, {len(groups)} groups of {size}; longest row {longest} tokens")
     trainer = build_trainer(source, model, tokenizer, prompt_dataset(groups), config, progress=tell)
     attach_engine(trainer)
-    trainer.train()
+    with known_warnings():
+        trainer.train()
     saved_to = save(trainer, tokenizer, Path(out_dir) / "model") if save_model else ""
     order = [result.rollout_id for members in groups.values() for result in members]
     return build_report(
@@ -137,8 +138,7 @@ def build_trainer(
         bad_rollouts=bad_rollouts,
         seed=config.seed,
     )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*rollout_func.*experimental.*")
+    with known_warnings():
         trainer = ForkGRPOTrainer(
             model=model,
             args=config,
@@ -147,6 +147,7 @@ def build_trainer(
             processing_class=tokenizer,
             rollout_func=rollout_func,
         )
+    trainer.remove_callback(PrinterCallback)  # what a step did is in the report; stdout belongs to the caller
     if progress is not None:
         trainer.add_callback(_Tell(progress))
     return trainer

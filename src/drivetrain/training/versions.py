@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from drivetrain.errors import ConfigError, MissingDependency
@@ -27,3 +30,12 @@ def require_trl() -> str:
             fix=f"pip install 'trl>={TRL_SUPPORTED},<1.17'",
         )
     return found
+
+
+@contextmanager
+def known_warnings() -> Iterator[None]:
+    """Silence what this combination of versions always says: TRL's experimental notice, transformers' renames."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
+        warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
+        yield

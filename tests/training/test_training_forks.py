@@ -1,0 +1,209 @@
+# ruff: noqa: E402
+"""ForkGRPOTrainer against a gradient computed by hand, and the vanilla trainer through our rollout function."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.errors import ConfigError
+from drivetrain.rollout.result import RolloutResult
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from drivetrain.training.groups import prompt_dataset
+from drivetrain.training.grpo import ForkGRPOTrainer, attach_engine
+from drivetrain.training.recipe import grpo_config
+from drivetrain.training.rollout_func import build_rollout_func, env_reward
+from drivetrain.training.sources import EpisodeRequest, LiveSource, RecordedSource, group_results
+from drivetrain.training.train import build_trainer, load_model
+
+Group = Callable[..., list[RolloutResult]]
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradient of the last optimizer step, by parameter name."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Any] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+        self.of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def trained_gradient(
+    results: Sequence[RolloutResult], model_dir: Path, out_dir: Path, **overrides: Any
+) -> tuple[dict[str, Any], ForkGRPOTrainer]:
+    model, tokenizer = load_model(model_dir)
+    groups = group_results(results)
+    size = len(next(iter(groups.values())))
+    config = grpo_config(out_dir, num_generations=size, prompts_per_step=len(groups), max_grad_norm=0.0, **overrides)
+    trainer = build_trainer(RecordedSource(results), model, tokenizer, prompt_dataset(groups), config)
+    attach_engine(trainer)
+    kept = Gradients()
+    trainer.add_callback(kept)
+    trainer.train()
+    return kept.of, trainer
+
+
+def advantages_by_hand(results: Sequence[RolloutResult]) -> dict[str, float]:
+    out = {}
+    for members in group_results(results).values():
+        rewards = [member.reward for member in members if member.reward is not None]
+        mean, std = statistics.mean(rewards), statistics.stdev(rewards)
+        for member in members:
+            out[member.rollout_id] = 0.0 if member.reward is None else (member.reward - mean) / (std + 1e-4)
+    return out
+
+
+def gradient_by_hand(results: Sequence[RolloutResult], model_dir: Path) -> dict[str, Any]:
+    """Token mean over all trained tokens of advantage times log-prob gradient, one plain forward per row."""
+    model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32)
+    advantages = advantages_by_hand(results)
+    graded = [result for result in results if result.reward is not None]
+    tokens = sum(sum(row.loss_mask) for result in graded for row in result.rows)
+    for result in graded:
+        for row in result.rows:
+            logits = model(input_ids=torch.tensor([row.prompt_ids + row.response_ids])).logits[0]
+            logps = torch.log_softmax(logits[len(row.prompt_ids) - 1 : -1], dim=-1)
+            logps = logps.gather(1, torch.tensor(row.response_ids).unsqueeze(1)).squeeze(1)
+            loss = -(advantages[result.rollout_id] * logps * torch.tensor(row.loss_mask)).sum() / tokens
+            loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def largest_difference(one: dict[str, Any], two: dict[str, Any]) -> float:
+    assert one.keys() == two.keys()
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_fork_gradient_is_the_token_mean(make_group: Group, model_dir: Path, tmp_path: Path, micro_batch: int) -> None:
+    results = make_group([1.0, 0.0, 0.3, 0.0], rows=(2, 1, 3, 1))
+    got, trainer = trained_gradient(results, model_dir, tmp_path, micro_batch=micro_batch)
+    assert largest_difference(got, gradient_by_hand(results, model_dir)) < 1e-6
+    batch = trainer.last_batch
+    assert batch is not None
+    assert batch.rows == 7
+    assert batch.row_rollout[:7] == [0, 0, 1, 2, 2, 2, 3]
+    assert set(batch.row_rollout[7:]) <= {-1}
+    assert len(batch.row_rollout) % (4 // micro_batch) == 0
+    assert batch.delta is not None
+    assert batch.delta.max < 1e-5
+
+
+def test_two_groups_and_a_failed_rollout(make_group: Group, model_dir: Path, tmp_path: Path) -> None:
+    results = make_group([1.0, 0.0, None], rows=(2, 1, 1)) + make_group([0.0, 1.0, 1.0], task="t2", rows=(1, 2, 1))
+    got, trainer = trained_gradient(results, model_dir, tmp_path)
+    assert largest_difference(got, gradient_by_hand(results, model_dir)) < 1e-6
+    log = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    assert log["reward"] == pytest.approx(3 / 5)  # the failed rollout is not a zero
+    batch = trainer.last_batch
+    assert batch is not None
+    failed = batch.row_rollout.index(2)
+    assert batch.advantages[failed] == 0.0
+
+
+def test_forks_as_extra_generations_would_be_wrong(make_group: Group, model_dir: Path) -> None:
+    """Guards the guard: the reference tells a baseline that counts forks from one that does not."""
+    results = make_group([1.0, 0.0, 0.3, 0.0], rows=(2, 1, 3, 1))
+    counted = [
+        RolloutResult(
+            rollout_id=f"{result.rollout_id}-{index}",
+            session_id="",
+            task_id=result.task_id,
+            agent=result.agent,
+            group=len(result.rows) * 10 + index,
+            status="ok",
+            reward=result.reward,
+            rows=[row],
+        )
+        for result in results
+        for index, row in enumerate(result.rows)
+    ]
+    assert largest_difference(gradient_by_hand(counted, model_dir), gradient_by_hand(results, model_dir)) > 1e-3
+
+
+def test_fork_blind_settings_are_refused(make_group: Group, model_dir: Path, tmp_path: Path) -> None:
+    results = make_group([1.0, 0.0])
+    for overrides, message in (
+        ({"loss_type": "bnpo"}, "loss_type 'bnpo'"),
+        ({"vllm_importance_sampling_mode": "sequence_mask"}, "sequence-level"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            trained_gradient(results, model_dir, tmp_path, **overrides)
+
+
+def test_wrong_row_owners_are_refused(make_group: Group, model_dir: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(model_dir)
+    results = make_group([1.0, 0.0])
+    inner = build_rollout_func(RecordedSource(results), eos_id=2, pad_id=2, forks="rows")
+
+    def lost(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        return {**inner(prompts, trainer), "row_rollout": [0, 0]}
+
+    trainer = ForkGRPOTrainer(
+        model=model,
+        args=grpo_config(tmp_path, num_generations=2),
+        reward_funcs=env_reward,
+        train_dataset=prompt_dataset(group_results(results)),
+        processing_class=tokenizer,
+        rollout_func=lost,
+    )
+    with pytest.raises(ConfigError, match=r"rollouts \[0\]; 2 prompts"):
+        trainer.train()
+
+
+def test_vanilla_trainer_takes_live_episodes_with_weight_sync(
+    make_group: Group, model_dir: Path, tmp_path: Path
+) -> None:
+    """TRL's own GRPOTrainer, unforked rollouts, correction on without vLLM; one episode dies."""
+    model, tokenizer = load_model(model_dir)
+    recorded = make_group([1.0, 0.0, 0.5, 0.0])
+    order: list[str] = []
+
+    async def episode(request: EpisodeRequest) -> RolloutResult:
+        order.append(f"rollout{request.group}")
+        assert not model.training
+        if request.group == 3:
+            raise RuntimeError("sandbox died")
+        return recorded[request.group]
+
+    source = LiveSource(episode, concurrency=1)
+    trainer = GRPOTrainer(
+        model=model,
+        args=grpo_config(tmp_path, num_generations=4),
+        reward_funcs=env_reward,
+        train_dataset=prompt_dataset(group_results(recorded)),
+        processing_class=tokenizer,
+        rollout_func=build_rollout_func(source, eos_id=2, pad_id=2),
+    )
+    attach_engine(trainer, lambda step: order.append(f"sync{step}"))
+    try:
+        trainer.train()
+    finally:
+        source.close()
+    assert order == ["sync0", "rollout0", "rollout1", "rollout2", "rollout3"]
+    log = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    assert log["sampling/sampling_logp_difference/max"] < 1e-5
+    assert log["sampling/importance_sampling_ratio/max"] == pytest.approx(1.0, abs=1e-4)
+    assert log["reward"] == pytest.approx(0.5)
+    assert model.training
+
+
+def test_attach_engine_needs_the_correction(make_group: Group, model_dir: Path, tmp_path: Path) -> None:
+    results = make_group([1.0, 0.0])
+    model, tokenizer = load_model(model_dir)
+    config = grpo_config(tmp_path, num_generations=2)
+    trainer = build_trainer(RecordedSource(results), model, tokenizer, prompt_dataset(group_results(results)), config)
+    trainer.vllm_importance_sampling_correction = False
+    with pytest.raises(ConfigError, match="correction is off"):
+        attach_engine(trainer)
