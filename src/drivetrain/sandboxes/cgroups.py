@@ -1,10 +1,12 @@
 """Memory and process limits of a whole sandbox, where this process may make control groups (v2 or v1).
 
-Groups are made below the caller's own group, so limits already set on the caller keep holding.
+Groups are made below the caller's own group, so limits already set on the caller keep holding; in v2, where a group
+that holds processes cannot have limited children, beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from pathlib import Path
@@ -52,7 +54,7 @@ def _own_folder(controller: str) -> Path | None:
 
 @functools.cache
 def _v2_parent() -> Path | None:
-    """A v2 group whose children get the memory and pids controllers: ours, or its parent when ours holds processes."""
+    """A v2 group whose children get the memory and pids controllers."""
     own = _own_folder("")
     if own is None:
         return None
@@ -117,10 +119,8 @@ def make_groups(sandbox_id: str, limits: Limits) -> Groups:
         if _make(folder, {"memory.max": limits.memory_bytes, "pids.max": pids}):
             groups.folders.append(folder)
             groups.memory = groups.pids = True
-            try:
+            with contextlib.suppress(OSError):  # a kernel without swap accounting
                 (folder / "memory.swap.max").write_text("0")
-            except OSError:
-                pass  # a kernel without swap accounting
             return groups
     for controller, file, value in (
         ("memory", "memory.limit_in_bytes", limits.memory_bytes),

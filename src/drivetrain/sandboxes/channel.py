@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import marshal
 import os
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from drivetrain.sandboxes.protocol import SandboxError, SandboxGone
 
@@ -57,7 +58,7 @@ class Channel:
         """
         return await asyncio.wait_for(self._waiting[word], timeout_s)
 
-    def send(self, message: tuple[object, ...], fds: Sequence[int] = ()) -> None:
+    def send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
         """Send one message.
 
         Raises:
@@ -75,7 +76,7 @@ class Channel:
             self.fail("its first process has ended")
             raise SandboxGone(f"The sandbox is gone: {self.gone}.") from error
 
-    def run(self, listener: Listener, request: dict[str, object], stdio: Sequence[int]) -> int:
+    def run(self, listener: Listener, request: dict[str, Any], stdio: Sequence[int]) -> int:
         """Ask for a command; returns the job number. ``stdio``: (stdin,) stdout, stderr; without stdin it is null.
 
         The request travels in an anonymous file: any size, and no other process can read it.
@@ -96,10 +97,8 @@ class Channel:
     def kill(self, job: int, signum: int) -> None:
         """Signal every process of a job's tree; a finished job and a gone sandbox are fine."""
         if self.gone is None:
-            try:
+            with contextlib.suppress(SandboxGone):
                 self.send(("kill", job, signum))
-            except SandboxGone:
-                pass
 
     def fail(self, why: str) -> None:
         """Mark the sandbox as gone and tell everybody who waits; idempotent, the first reason stays."""

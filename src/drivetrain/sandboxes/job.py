@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from drivetrain.sandboxes.channel import Channel
 from drivetrain.sandboxes.output import OutputReader, make_pipe
-from drivetrain.sandboxes.protocol import ExecResult, SandboxError, SandboxGone, SandboxTimeout
+from drivetrain.sandboxes.protocol import ExecResult, SandboxTimeout
 
 # A killed tree is gone within milliseconds; what takes this long hangs in the kernel.
 KILL_PATIENCE_S = 15.0
@@ -181,6 +181,3 @@ def _retrieve(task: asyncio.Task[ExecResult]) -> None:
     """A job nobody waits for is no 'exception was never retrieved'."""
     if not task.cancelled():
         task.exception()
-
-
-__all__ = ["LocalJob", "SandboxError", "SandboxGone", "exit_code"]

@@ -63,7 +63,7 @@ def new_label(sandbox_id: str, deadline: float, labels: dict[str, str]) -> Label
         id=sandbox_id,
         host=socket.gethostname(),
         boot=_boot(),
-        pid_namespace=os.readlink("/proc/self/ns/pid"),
+        pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
         owner_pid=pid,
         owner_started=started(pid) or 0,
         deadline=deadline,
@@ -73,7 +73,7 @@ def new_label(sandbox_id: str, deadline: float, labels: dict[str, str]) -> Label
 
 def same_world(label: Label) -> bool:
     """Whether pids in ``label`` mean anything to this process."""
-    return label.boot == _boot() and label.pid_namespace == os.readlink("/proc/self/ns/pid")
+    return label.boot == _boot() and label.pid_namespace == str(Path("/proc/self/ns/pid").readlink())
 
 
 def write_label(folder: Path, label: Label) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
@@ -192,13 +193,13 @@ class LocalSandbox(FileTransfer):
         try:
             self._process = bwrap.launch(argv, control_fd=self._channel.remote.fileno(), stderr_fd=stderr_fd)
             self._channel.remote.close()
-            self._groups = make_groups(self.id, spec.limits)
+            self._groups = await asyncio.to_thread(make_groups, self.id, spec.limits)
             label.cgroups = [str(folder) for folder in self._groups.folders]
             pid = await self._channel.expect("hello", START_TIMEOUT_S)
             self._init_pidfd = os.pidfd_open(pid)
             label.init_pid, label.init_started = pid, started(pid)
             write_label(self._folder, label)
-            self._limit(pid)
+            await asyncio.to_thread(self._limit, pid)
             relay = None
             if spec.network == "gateway":
                 assert spec.gateway_socket is not None
@@ -238,10 +239,8 @@ class LocalSandbox(FileTransfer):
         if process is not None:
             if self._init_pidfd is not None:
                 # PID 1 first: the kernel ends the namespace with it, and bwrap exits only after that.
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
                 os.close(self._init_pidfd)
                 self._init_pidfd = None
             else:

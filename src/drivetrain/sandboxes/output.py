@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 
@@ -91,8 +92,6 @@ class OutputReader:
 def make_pipe() -> tuple[int, int]:
     """A large pipe (reading end, writing end)."""
     reader, writer = os.pipe()
-    try:
+    with contextlib.suppress(OSError):  # over the user's pipe quota: a small pipe is only slower
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except OSError:
-        pass  # over the user's pipe quota: a small pipe is only slower
     return reader, writer

@@ -3,17 +3,25 @@
 Each function reads stdin or writes stdout and returns an exit code; a message goes to stderr.
 """
 
+# Pathlib costs more to import than most of these operations take.
+# ruff: noqa: PTH
 from __future__ import annotations
 
 import errno
 import os
 import stat
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import tarfile
+    from collections.abc import Callable
+    from typing import Any
+
 OK, FAILED, NOT_FOUND, TOO_LARGE = 0, 1, 44, 45
 CHUNK = 1 << 20
 
 
-def run(operation: str, *arguments: object) -> int:
+def run(operation: str, *arguments: Any) -> int:
     """Dispatch; an operating system error becomes a message and an exit code."""
     try:
         return OPERATIONS[operation](*arguments)
@@ -149,4 +157,4 @@ def download(path: bytes) -> int:
     return OK
 
 
-OPERATIONS = {"read": read, "write": write, "upload": upload, "download": download}
+OPERATIONS: dict[str, Callable[..., int]] = {"read": read, "write": write, "upload": upload, "download": download}
