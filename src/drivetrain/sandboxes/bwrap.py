@@ -42,6 +42,10 @@ _ETC = (
     "services",
     "protocols",
 )
+# When the caller is root, so is the uid inside as far as file modes go, and these would be writable or tell too much
+# (the list is Docker's, https://github.com/moby/moby/blob/master/oci/defaults.go). bwrap itself covers a part of it.
+_PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger", "mtrr", "dynamic_debug")
+_PROC_MASKED = ("acpi", "asound", "kcore", "kmsg", "keys", "latency_stats", "timer_list", "sched_debug", "scsi")
 _OWN_ETC = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:{HOME}:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -115,6 +119,20 @@ def _etc(own: Path, network: str) -> list[str]:
     return argv
 
 
+def _proc() -> list[str]:
+    argv = ["--proc", "/proc"]
+    for name in _PROC_READ_ONLY:
+        if (Path("/proc") / name).exists():
+            argv += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+    for name in _PROC_MASKED:
+        path = Path("/proc") / name
+        if path.is_dir():
+            argv += ["--tmpfs", str(path), "--remount-ro", str(path)]
+        elif path.exists():
+            argv += ["--ro-bind", "/dev/null", str(path)]
+    return argv
+
+
 def _volumes(spec: SandboxSpec, folder: Path) -> list[str]:
     """HOME, workdir and the caller's mounts, parents before children."""
     volumes: list[tuple[str, str, bool]] = [
@@ -176,9 +194,9 @@ def build_argv(spec: SandboxSpec, *, bwrap: str, folder: Path, python: Interpret
 
     def tmpfs(target: str, size: int) -> list[str]:
         limit = ["--size", str(size)] if version >= (0, 7, 0) else []
-        return [*limit, "--tmpfs", target]
+        return ["--perms", "1777", *limit, "--tmpfs", target]
 
-    argv += [*_root(), *_etc(folder / "etc", spec.network), "--proc", "/proc", "--dev", "/dev"]
+    argv += [*_root(), *_etc(folder / "etc", spec.network), *_proc(), "--dev", "/dev"]
     argv += [*tmpfs("/dev/shm", spec.limits.file_bytes), "--remount-ro", "/dev"]
     argv += [*tmpfs("/tmp", spec.limits.file_bytes), *tmpfs("/run", RUN_BYTES)]
     argv += ["--symlink", "/run", "/var/run", "--symlink", "/tmp", "/var/tmp"]

@@ -98,7 +98,7 @@ class Channel:
         """Signal every process of a job's tree; a finished job and a gone sandbox are fine."""
         if self.gone is None:
             with contextlib.suppress(SandboxGone):
-                self.send(("kill", job, signum))
+                self.send(("kill", job, int(signum)))  # marshal takes no enum
 
     def fail(self, why: str) -> None:
         """Mark the sandbox as gone and tell everybody who waits; idempotent, the first reason stays."""

@@ -4,7 +4,7 @@ Each function reads stdin or writes stdout and returns an exit code; a message g
 """
 
 # Pathlib costs more to import than most of these operations take.
-# ruff: noqa: PTH
+# ruff: noqa: PTH100, PTH101, PTH103, PTH104, PTH108, PTH112, PTH113, PTH114, PTH116, PTH118, PTH120, PTH208, PTH211
 from __future__ import annotations
 
 import errno

@@ -12,7 +12,7 @@ The process is not dumpable: code in the box has the same uid and could otherwis
 """
 
 # Pathlib and contextlib cost more to import than the rest together.
-# ruff: noqa: PTH, SIM105
+# ruff: noqa: PTH100, PTH120, PTH123, PTH208, SIM105
 from __future__ import annotations
 
 # _socket and not socket, no signal, no json, no typing: their imports (enum, re) double the start-up time of a sandbox.
