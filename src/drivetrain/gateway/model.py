@@ -1,0 +1,36 @@
+"""The token side of a model directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from drivetrain.engines.models import ModelDir
+from drivetrain.tokens.codec import TokenCodec
+from drivetrain.tokens.template import ChatTemplate
+from drivetrain.tokens.tokenizer import Tokenizer
+
+
+def load_codec(model: ModelDir, *, parser: str = "hermes", template_kwargs: dict[str, Any] | None = None) -> TokenCodec:
+    """Tokenizer, chat template, boundary and parser of a model.
+
+    Raises:
+        ConfigError: the tokenizer or template cannot be used; see :func:`drivetrain.tokens.boundary.detect_boundary`.
+    """
+    tokenizer = Tokenizer.from_file(model.tokenizer_path)
+    template = ChatTemplate(model.chat_template, special_tokens=_special_tokens(model), kwargs=template_kwargs)
+    return TokenCodec(tokenizer, template, stop_ids=model.stop_token_ids, parser=parser)
+
+
+def _special_tokens(model: ModelDir) -> dict[str, str]:
+    """``bos_token`` and its like, which templates may name."""
+    path = model.path / "tokenizer_config.json"
+    config: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+    found = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
