@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.engines.models import DEFAULT_MODEL, Progress
+from drivetrain.engines.quiet import no_progress_bars
 from drivetrain.errors import MissingDependency
 
 CONVERSION = 1
@@ -107,20 +108,13 @@ def _locked(file: Path) -> Iterator[None]:
 def _convert(gguf: Path, out: Path, say: Progress) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    transformers_logging: Any = logging
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        with Path(os.devnull).open("w") as null, contextlib.redirect_stderr(null):  # the reader draws its own bar
-            loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-            say("Read the weights; reading the tokenizer")
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # The GGUF reader draws a bar of its own, straight to stderr.
+    with no_progress_bars(), Path(os.devnull).open("w") as null, contextlib.redirect_stderr(null):
+        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        say("Read the weights; reading the tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         _save_model(loaded, out)
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
     tokenizer.model_max_length = loaded.config.max_position_embeddings
     tokenizer.chat_template = packaged_template()
     tokenizer.save_pretrained(out)

@@ -8,6 +8,7 @@ from typing import Any
 
 from drivetrain.engines.convert import packaged_template
 from drivetrain.engines.models import ModelDir, read_model_dir
+from drivetrain.engines.quiet import no_progress_bars
 from drivetrain.errors import MissingDependency
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -62,7 +63,8 @@ def build_tiny_model(
         torch.manual_seed(seed)
         model: Any = LlamaForCausalLM(config)
     model = model.to(torch.float32)
-    model.save_pretrained(out, safe_serialization=True)
+    with no_progress_bars():
+        model.save_pretrained(out, safe_serialization=True)
     _tokenizer(vocab_size, corpus or _own_sources()).save(str(out / "tokenizer.json"))
     (out / "chat_template.jinja").write_text(packaged_template(), encoding="utf-8")
     (out / "tokenizer_config.json").write_text(
