@@ -7,6 +7,7 @@ agent's own shell commands would inherit.
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 import sysconfig
@@ -95,7 +96,7 @@ def _copy_interpreter(root: Path) -> Path:
 
 
 def _pip_install(lock: Path, into: Path, scratch: Path) -> None:
-    if not _has_pip():
+    if not has_pip():
         raise MissingDependency(
             f"{sys.executable} has no pip; it is needed once, to install the mini-swe-agent bundle.",
             fix="Install pip into this environment (python -m ensurepip), or copy a cached bundle from another host.",
@@ -108,9 +109,8 @@ def _pip_install(lock: Path, into: Path, scratch: Path) -> None:
     run_tool(argv, cwd=scratch, what=f"pip install of {lock.name}")
 
 
-def _has_pip() -> bool:
-    import importlib.util
-
+def has_pip() -> bool:
+    """Whether this interpreter can run ``python -m pip``."""
     return importlib.util.find_spec("pip") is not None
 
 

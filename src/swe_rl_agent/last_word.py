@@ -12,11 +12,10 @@ import msgspec
 
 
 class LastWord(msgspec.Struct, frozen=True):
-    """``word`` is the harness's own term ("" = none found), ``detail`` its message, ``version`` what it reports."""
+    """``word`` is the harness's own term ("" = none found), ``detail`` its message."""
 
     word: str
     detail: str = ""
-    version: str = ""
 
 
 class _Message(msgspec.Struct):
@@ -54,8 +53,6 @@ def pi_json(stdout: bytes, native_log: bytes) -> LastWord:
 
 class _Info(msgspec.Struct):
     exit_status: str = ""
-    submission: str = ""
-    mini_version: str = ""
 
 
 class _Step(msgspec.Struct):
@@ -78,7 +75,7 @@ def mini_trajectory(stdout: bytes, native_log: bytes) -> LastWord:
     detail = ""
     if trajectory.messages and trajectory.messages[-1].role == "exit":
         detail = str(msgspec.json.decode(trajectory.messages[-1].content) or "")
-    return LastWord(trajectory.info.exit_status, detail[:2000], trajectory.info.mini_version)
+    return LastWord(trajectory.info.exit_status, detail[:2000])
 
 
 READERS: dict[str, Callable[[bytes, bytes], LastWord]] = {"pi_json": pi_json, "mini_trajectory": mini_trajectory}
