@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.trace.sample import HarnessTrace
+from drivetrain.training.sources import group_results
 
 VOCAB = 512
 
@@ -110,3 +112,38 @@ def make_group(make_row: Callable[..., HarnessTrace]) -> Callable[..., list[Roll
         ]
 
     return make
+
+
+@pytest.fixture
+def gradient_by_hand() -> Callable[..., dict[str, Any]]:
+    """``gradient_by_hand(results, model_dir)``: the reference gradient, by parameter name."""
+    return _gradient_by_hand
+
+
+def _advantages_by_hand(results: Sequence[RolloutResult]) -> dict[str, float]:
+    out = {}
+    for members in group_results(results).values():
+        rewards = [member.reward for member in members if member.reward is not None]
+        mean, std = statistics.mean(rewards), statistics.stdev(rewards)
+        for member in members:
+            out[member.rollout_id] = 0.0 if member.reward is None else (member.reward - mean) / (std + 1e-4)
+    return out
+
+
+def _gradient_by_hand(results: Sequence[RolloutResult], model_dir: Path) -> dict[str, Any]:
+    """Token mean over all trained tokens of advantage times log-prob gradient, one plain forward per row."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32)
+    advantages = _advantages_by_hand(results)
+    graded = [result for result in results if result.reward is not None]
+    tokens = sum(sum(row.loss_mask) for result in graded for row in result.rows)
+    for result in graded:
+        for row in result.rows:
+            logits = model(input_ids=torch.tensor([row.prompt_ids + row.response_ids])).logits[0]
+            logps = torch.log_softmax(logits[len(row.prompt_ids) - 1 : -1], dim=-1)
+            logps = logps.gather(1, torch.tensor(row.response_ids).unsqueeze(1)).squeeze(1)
+            loss = -(advantages[result.rollout_id] * logps * torch.tensor(row.loss_mask)).sum() / tokens
+            loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from drivetrain.rollout.result import RolloutResult
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from drivetrain.training.groups import prompt_dataset
@@ -27,6 +26,7 @@ from drivetrain.training.sources import EpisodeRequest, LiveSource, RecordedSour
 from drivetrain.training.train import build_trainer, load_model
 
 Group = Callable[..., list[RolloutResult]]
+Reference = Callable[..., dict[str, Any]]
 
 
 class Gradients(TrainerCallback):
@@ -54,39 +54,15 @@ def trained_gradient(
     return kept.of, trainer
 
 
-def advantages_by_hand(results: Sequence[RolloutResult]) -> dict[str, float]:
-    out = {}
-    for members in group_results(results).values():
-        rewards = [member.reward for member in members if member.reward is not None]
-        mean, std = statistics.mean(rewards), statistics.stdev(rewards)
-        for member in members:
-            out[member.rollout_id] = 0.0 if member.reward is None else (member.reward - mean) / (std + 1e-4)
-    return out
-
-
-def gradient_by_hand(results: Sequence[RolloutResult], model_dir: Path) -> dict[str, Any]:
-    """Token mean over all trained tokens of advantage times log-prob gradient, one plain forward per row."""
-    model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32)
-    advantages = advantages_by_hand(results)
-    graded = [result for result in results if result.reward is not None]
-    tokens = sum(sum(row.loss_mask) for result in graded for row in result.rows)
-    for result in graded:
-        for row in result.rows:
-            logits = model(input_ids=torch.tensor([row.prompt_ids + row.response_ids])).logits[0]
-            logps = torch.log_softmax(logits[len(row.prompt_ids) - 1 : -1], dim=-1)
-            logps = logps.gather(1, torch.tensor(row.response_ids).unsqueeze(1)).squeeze(1)
-            loss = -(advantages[result.rollout_id] * logps * torch.tensor(row.loss_mask)).sum() / tokens
-            loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
 def largest_difference(one: dict[str, Any], two: dict[str, Any]) -> float:
     assert one.keys() == two.keys()
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4])
-def test_fork_gradient_is_the_token_mean(make_group: Group, model_dir: Path, tmp_path: Path, micro_batch: int) -> None:
+def test_fork_gradient_is_the_token_mean(
+    make_group: Group, model_dir: Path, tmp_path: Path, micro_batch: int, gradient_by_hand: Reference
+) -> None:
     results = make_group([1.0, 0.0, 0.3, 0.0], rows=(2, 1, 3, 1))
     got, trainer = trained_gradient(results, model_dir, tmp_path, micro_batch=micro_batch)
     assert largest_difference(got, gradient_by_hand(results, model_dir)) < 1e-6
@@ -100,7 +76,9 @@ def test_fork_gradient_is_the_token_mean(make_group: Group, model_dir: Path, tmp
     assert batch.delta.max < 1e-5
 
 
-def test_two_groups_and_a_failed_rollout(make_group: Group, model_dir: Path, tmp_path: Path) -> None:
+def test_two_groups_and_a_failed_rollout(
+    make_group: Group, model_dir: Path, tmp_path: Path, gradient_by_hand: Reference
+) -> None:
     results = make_group([1.0, 0.0, None], rows=(2, 1, 1)) + make_group([0.0, 1.0, 1.0], task="t2", rows=(1, 2, 1))
     got, trainer = trained_gradient(results, model_dir, tmp_path)
     assert largest_difference(got, gradient_by_hand(results, model_dir)) < 1e-6
@@ -112,7 +90,9 @@ def test_two_groups_and_a_failed_rollout(make_group: Group, model_dir: Path, tmp
     assert batch.advantages[failed] == 0.0
 
 
-def test_forks_as_extra_generations_would_be_wrong(make_group: Group, model_dir: Path) -> None:
+def test_forks_as_extra_generations_would_be_wrong(
+    make_group: Group, model_dir: Path, gradient_by_hand: Reference
+) -> None:
     """Guards the guard: the reference tells a baseline that counts forks from one that does not."""
     results = make_group([1.0, 0.0, 0.3, 0.0], rows=(2, 1, 3, 1))
     counted = [

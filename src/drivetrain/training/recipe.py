@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ def grpo_config(
     temperature: float = 1.0,
     gradient_checkpointing: bool = False,
     use_cpu: bool = True,
+    world_size: int | None = None,
     seed: int = 42,
     **overrides: Any,
 ) -> Any:
     """Build the ``GRPOConfig`` of one optimizer step per generation batch.
 
-    ``micro_batch`` rollouts share a forward and backward pass; the generation batch of ``num_generations *
-    prompts_per_step`` rollouts is accumulated over the rest. The recipe: fp32, token-mean loss (``dapo``), no KL
+    ``micro_batch`` rollouts of a rank share a forward and backward pass; the generation batch of ``num_generations *
+    prompts_per_step`` rollouts over all ``world_size`` ranks (default: torchrun's ``WORLD_SIZE``, else 1) is
+    accumulated over the rest. The recipe: fp32, token-mean loss (``dapo``), no KL
     term, token-level truncated importance ratios (TRL's default ``sequence_mask`` zeroes whole long episodes: a bias
     of 0.002 nat per token over 1,000 tokens gives gradient 0), no dropout, no truncation masking, constant learning
     rate, nothing saved, nothing reported. ``temperature`` must be the sampler's.
@@ -57,10 +60,11 @@ def grpo_config(
         raise ConfigError(
             f"num_generations is {num_generations}; GRPO compares rollouts of one task.", fix="Use at least 2."
         )
-    if batch % micro_batch:
+    ranks = world_size or int(os.environ.get("WORLD_SIZE", "1"))
+    if batch % (micro_batch * ranks):
         raise ConfigError(
-            f"{batch} rollouts per step do not divide into micro-batches of {micro_batch}.",
-            fix="Choose a micro_batch that divides num_generations * prompts_per_step.",
+            f"{batch} rollouts per step do not divide into micro-batches of {micro_batch} on {ranks} ranks.",
+            fix="Choose a micro_batch so that micro_batch * ranks divides num_generations * prompts_per_step.",
         )
     for name, value in PINNED.items():
         if name in overrides and overrides[name] != value:
@@ -71,7 +75,7 @@ def grpo_config(
     settings: dict[str, Any] = {
         "output_dir": str(output_dir),
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": batch // micro_batch,
+        "gradient_accumulation_steps": batch // (micro_batch * ranks),
         "num_generations": num_generations,
         "max_steps": steps,
         "learning_rate": learning_rate,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers.utils import logging as transformers_logging
 
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.result import RolloutResult
@@ -109,7 +111,8 @@ def load_model(model_dir: str | Path) -> tuple[Any, Any]:
     """
     if not (Path(model_dir) / "config.json").is_file():
         raise ConfigError(f"{model_dir} holds no config.json.", fix="Give the folder of a transformers model.")
-    model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32)
+    with _no_progress_bar():
+        model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(str(model_dir), padding_side="left")
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer in {model_dir} has no end token.", fix="Set eos_token in its config.")
@@ -158,6 +161,19 @@ def save(trainer: ForkGRPOTrainer, tokenizer: Any, folder: Path) -> str:
     trainer.save_model(str(folder))
     tokenizer.save_pretrained(str(folder))
     return str(folder)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep transformers from drawing on the caller's terminal."""
+    hf_logging: Any = transformers_logging
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 class _Tell(TrainerCallback):
