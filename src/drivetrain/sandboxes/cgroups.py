@@ -37,6 +37,7 @@ def _mounts() -> dict[str, tuple[str, Path]]:
     return found
 
 
+@functools.cache
 def _own_folder(controller: str) -> Path | None:
     """This process's group in the hierarchy of ``controller`` (``""`` for v2)."""
     place = _mounts().get(controller)

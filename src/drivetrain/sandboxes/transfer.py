@@ -80,7 +80,7 @@ class FileTransfer:
         said = done.stderr.decode(errors="replace").strip()
         if done.timed_out:
             raise SandboxTimeout(f"Could not {what} in the sandbox within {TRANSFER_TIMEOUT_S:g} s.")
-        if done.exit_code == _NOT_FOUND:
+        if done.exit_code == _NOT_FOUND and operation in ("read", "download"):
             raise FileNotFoundError(f"Could not {what} in the sandbox: {said}")
         if done.exit_code == _TOO_LARGE or len(done.stdout) > max_output_bytes or done.truncated:
             raise SandboxError(f"Could not {what} in the sandbox: more than {max_output_bytes} bytes.")
