@@ -68,8 +68,8 @@ def _model_call(gateway: Gateway, dialect: Dialect, patience: Patience) -> Handl
         else:
             served = await serving
             response = await respond_json(request, dialect, served)
-        # A write to a lost connection raises or closes the transport; both mean "not delivered".
-        if served is not None and request.transport is not None and not request.transport.is_closing():
+        # Writing to a connection that is gone raises, so that coming here means the last byte was handed over.
+        if served is not None:
             await gateway.delivered(session, served)
         return response
 

@@ -1,0 +1,1 @@
+"""One episode: sandbox + harness + gateway session + verify -> RolloutResult; many of them, concurrently."""

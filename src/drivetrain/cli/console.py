@@ -1,0 +1,31 @@
+"""What every command prints with."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from drivetrain.errors import ConfigError, DrivetrainError, MissingDependency
+
+out = Console()
+err = Console(stderr=True)
+
+
+def fail(error: DrivetrainError) -> int:
+    """Print an error as one line: what is wrong, and what to do. Returns the exit code (2 = your input, 1 = other)."""
+    text = str(error)
+    print(f"error: {text}", file=sys.stderr)
+    return 2 if isinstance(error, ConfigError | MissingDependency) else 1
+
+
+def tell(line: str) -> None:
+    """One line of progress, on stderr so that stdout stays data."""
+    err.print(f"[dim]{line}[/dim]", highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Machine-readable output on stdout."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

@@ -1,0 +1,63 @@
+"""``drivetrain``: the entry point and its error manners."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from drivetrain import __version__
+from drivetrain.cli import doctor, rollout, serve, tasks, trace, train
+from drivetrain.cli.console import fail
+from drivetrain.errors import DrivetrainError
+
+app = typer.Typer(
+    name="drivetrain",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train a model inside a real coding agent.\n\n"
+    "A rollout puts an unmodified agent (Pi, mini-swe-agent) into a sandbox with a real task, serves its model calls "
+    "token-in / token-out, records every sampled token, and grades the work in a second, sealed sandbox.\n\n"
+    "Start with `drivetrain doctor`, then `drivetrain rollout --agent pi --task pypi__xmltodict-0.14.2`, then "
+    "`drivetrain trace check RUN` and `drivetrain train --run RUN`.",
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"drivetrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of every command."""
+
+
+app.command("doctor")(doctor.doctor)
+app.add_typer(tasks.app, name="tasks")
+app.command("rollout")(rollout.rollout)
+app.add_typer(trace.app, name="trace")
+app.command("train")(train.train)
+app.command("serve")(serve.serve)
+
+
+def main() -> None:
+    """Run the command line; a typed error becomes one clear line and a non-zero exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except DrivetrainError as error:
+        code = fail(error)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code or 0)

@@ -1,0 +1,143 @@
+"""``drivetrain rollout``: agents attempt tasks; everything is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from drivetrain.cli.console import err, out, print_json, tell
+from drivetrain.errors import ConfigError
+from drivetrain.rollout.config import EpisodeSpec, RolloutConfig, episodes_of
+from drivetrain.rollout.result import RolloutResult
+from drivetrain.rollout.run_dir import RunDir
+from drivetrain.rollout.runner import run_rollouts
+from drivetrain.rollout.stack import open_stack
+from swe_rl_env.tasks import load_tasks
+
+
+def rollout(
+    agent: list[str] = typer.Option(
+        ..., "--agent", "-a", help="pi, mini-swe-agent, oracle (applies the fix) or noop; may be repeated."
+    ),
+    task: list[str] = typer.Option([], "--task", "-t", help="Task id; may be repeated. See `drivetrain tasks ls`."),
+    all_tasks: bool = typer.Option(False, "--all-tasks", help="Every task."),
+    n: int = typer.Option(1, "-n", help="Rollouts per task and agent (a GRPO group)."),
+    model: str = typer.Option("SmolLM2-135M-Instruct", "--model", "-m", help="Bundled model name or model directory."),
+    sandbox: str = typer.Option("local", "--sandbox", help="Sandbox backend."),
+    concurrency: int = typer.Option(2, "--concurrency", "-c", help="Rollouts in flight."),
+    temperature: float = typer.Option(1.0, help="Sampling temperature; train with the same."),
+    max_turns: int = typer.Option(20, help="Model calls per rollout."),
+    max_tokens: int = typer.Option(512, help="Sampled tokens per model call."),
+    deadline: float = typer.Option(1800.0, help="Seconds of wall time for the agent."),
+    variant: str | None = typer.Option(None, help="Preset variant, e.g. 'small' for short prompts."),
+    threads: int | None = typer.Option(None, help="Torch threads of the embedded engine."),
+    seed: int | None = typer.Option(None, help="Makes sampling reproducible."),
+    out_dir: Path | None = typer.Option(None, "--out", "-o", help="Run folder; default runs/<time>."),
+    json_output: bool = typer.Option(False, "--json", help="Print the results as JSON."),
+) -> None:
+    """Run agents on tasks, record every model call token by token, and grade the work.
+
+    Example: drivetrain rollout -a pi -a mini-swe-agent -t pypi__xmltodict-0.14.2 -n 2 --variant small
+
+    Exits with 1 when any rollout ended in an infrastructure failure (its reward is then none, never 0).
+    """
+    if bool(task) == all_tasks:
+        raise ConfigError("name tasks with --task, or take every one with --all-tasks (not both).")
+    config = RolloutConfig(
+        tasks=tuple(t.instance_id for t in load_tasks()) if all_tasks else tuple(task),
+        agents=tuple(agent),
+        n=n,
+        model=model,
+        sandbox=sandbox,
+        concurrency=concurrency,
+        temperature=temperature,
+        max_turns=max_turns,
+        max_tokens=max_tokens,
+        deadline_s=deadline,
+        variant=variant,
+        threads=threads,
+        seed=seed,
+    )
+    results, run = asyncio.run(_run(config, out_dir))
+    if json_output:
+        print_json({"run": str(run.path), "results": [_brief(result) for result in results]})
+    else:
+        out.print(results_table(results))
+        out.print(f"run: {run.path}", markup=False, highlight=False, soft_wrap=True)
+    if any(result.reward is None for result in results):
+        raise typer.Exit(1)
+
+
+async def _run(config: RolloutConfig, out_dir: Path | None) -> tuple[list[RolloutResult], RunDir]:
+    specs = episodes_of(config)
+    run = RunDir.create(out_dir)
+    async with open_stack(config, run, tell) as runner:
+        with _progress(len(specs)) as (started, finished):
+            results = await run_rollouts(
+                runner, specs, concurrency=config.concurrency, on_start=started, on_done=finished
+            )
+    return results, run
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Callable[[EpisodeSpec], None], Callable[[RolloutResult], None]]]:
+    """A progress bar on a terminal, one line per rollout elsewhere."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        job = bar.add_task("rollouts", total=total)
+        running: list[str] = []
+
+        def started(spec: EpisodeSpec) -> None:
+            running.append(spec.rollout_id)
+            bar.update(job, description=", ".join(running[:3]))
+
+        def finished(result: RolloutResult) -> None:
+            running.remove(result.rollout_id)
+            bar.update(job, advance=1, description=", ".join(running[:3]) or "rollouts")
+            seconds = result.timings.get("total", 0.0)
+            tell(f"{result.rollout_id}: {result.status}, reward {result.reward}, {result.turns} turns, {seconds:.1f} s")
+
+        yield started, finished
+
+
+def results_table(results: Sequence[RolloutResult]) -> Table:
+    """One line per rollout: turns, rows, trained tokens, fork reasons, status, reward."""
+    table = Table("task", "agent", "#", "turns", "rows", "trained tokens", "forks", "status", "reward", "why")
+    for result in results:
+        forks = ", ".join(f"{reason} x{count}" for reason, count in sorted(result.fork_reasons.items()))
+        table.add_row(
+            result.task_id,
+            result.agent,
+            str(result.group),
+            str(result.turns),
+            str(len(result.rows)),
+            str(trained_tokens(result)),
+            forks or "-",
+            result.status,
+            "none" if result.reward is None else f"{result.reward:g}",
+            result.error or str(result.grade.get("reason", "")),
+        )
+    return table
+
+
+def trained_tokens(result: RolloutResult) -> int:
+    """Sampled tokens under the mask, over all rows."""
+    return sum(sum(row.loss_mask) for row in result.rows)
+
+
+def _brief(result: RolloutResult) -> dict[str, object]:
+    fields: dict[str, object] = msgspec.to_builtins(result)
+    return {**fields, "rows": len(result.rows), "trained_tokens": trained_tokens(result)}

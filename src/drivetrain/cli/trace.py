@@ -1,0 +1,125 @@
+"""``drivetrain trace``: look at what a run recorded, and check it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.table import Table
+
+from drivetrain.cli.console import out, print_json
+from drivetrain.cli.rollout import results_table
+from drivetrain.errors import ConfigError
+from drivetrain.gateway.sessions import session_tag
+from drivetrain.journal.reader import JournalReader, StoredSession
+from drivetrain.rollout.audit import audit_run
+from drivetrain.rollout.run_dir import RunDir
+from drivetrain.tokens.tokenizer import Tokenizer
+from drivetrain.trace.turn import Turn
+
+app = typer.Typer(no_args_is_help=True, help="Traces: what was sent, what was sampled, what is trained.")
+_RUN = typer.Argument(help="Run folder that `drivetrain rollout` wrote.")
+_JSON = typer.Option(False, "--json", help="Print as JSON.")
+
+
+@app.command("ls")
+def ls(run_dir: Path = _RUN, json_output: bool = _JSON) -> None:
+    """List the rollouts of a run."""
+    results = RunDir.open(run_dir).results()
+    if json_output:
+        print_json([{"rollout": r.rollout_id, "session": r.session_id, "status": r.status, "reward": r.reward,
+                     "turns": r.turns, "rows": len(r.rows), "forks": r.fork_reasons} for r in results])  # fmt: skip
+        return
+    out.print(results_table(results))
+
+
+@app.command("show")
+def show(
+    run_dir: Path = _RUN,
+    which: str = typer.Argument(help="Rollout id or session id; the beginning is enough."),
+    text: bool = typer.Option(False, "--text", help="Print what each turn was told and what it said."),
+) -> None:
+    """Show the turns of one rollout: how each continues, its tokens, its fork reason."""
+    run = RunDir.open(run_dir)
+    reader = JournalReader(run.journal)
+    session = _find(reader.sessions(), which)
+    graph = reader.graph(session.id, session_tag(session.id))
+    out.print(f"{session.labels.get('rollout', '')}  session {session.id}  {session.state}", markup=False)
+    table = Table("turn", "parent", "link", "prompt", "new", "sampled", "finish", "label", "policy", "seconds", "notes")
+    for turn in graph:
+        why = f"{turn.fork_reason}: {turn.fork_detail}" if turn.fork_reason else ""
+        notes = [why, *turn.notes, "" if turn.delivered else "undelivered"]
+        table.add_row(
+            str(turn.id),
+            "-" if turn.parent is None else str(turn.parent),
+            turn.link,
+            str(turn.prompt_len),
+            str(len(turn.delta_ids)),
+            str(len(turn.sampled_ids)),
+            turn.finish_reason,
+            turn.label,
+            _span(turn),
+            f"{turn.completed_at - turn.started_at:.2f}",
+            "; ".join(note for note in notes if note),
+        )
+    out.print(table)
+    for event in reader.events(session.id):
+        out.print(f"event {event.kind}: {event.detail}", markup=False)
+    if text:
+        _print_text(run, list(graph))
+
+
+@app.command("check")
+def check(run_dir: Path = _RUN, json_output: bool = _JSON) -> None:
+    """Derive every row again from the journal and compare it with the stored one.
+
+    Proves for each rollout: each prompt that was sent = stored ids + stored sampled ids + delta; ids, mask and
+    log-probs have equal length; each trainable token is trained exactly once. Exits with 1 when anything is off.
+    """
+    run = RunDir.open(run_dir)
+    tokenizer = _tokenizer(run)
+    audits = audit_run(run, vocab_size=tokenizer.vocab_size if tokenizer else None)
+    bad = [audit for audit in audits if audit.problems]
+    if json_output:
+        print_json(audits)
+    else:
+        for audit in bad:
+            for problem in audit.problems:
+                out.print(f"{audit.rollout_id}: {problem}", markup=False)
+        turns, rows = sum(a.turns for a in audits), sum(a.rows for a in audits)
+        tokens = sum(a.trained_tokens for a in audits)
+        verdict = f"{len(bad)} of them broken" if bad else "all sound"
+        out.print(f"{len(audits)} rollouts, {turns} turns, {rows} rows, {tokens} trained tokens: {verdict}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def _find(sessions: list[StoredSession], which: str) -> StoredSession:
+    found = [s for s in sessions if s.id.startswith(which) or s.labels.get("rollout", "").startswith(which)]
+    exact = [s for s in found if which in (s.id, s.labels.get("rollout"))]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    names = ", ".join(s.labels.get("rollout", s.id) for s in sessions[:8])
+    problem = "no" if not found else f"{len(found)}"
+    raise ConfigError(f"{problem} rollout begins with {which!r}.", fix=f"Name one of: {names}.")
+
+
+def _span(turn: Turn) -> str:
+    start, end = turn.policy_version_start, turn.policy_version_end
+    return str(start) if start == end else f"{start}-{end}"
+
+
+def _tokenizer(run: RunDir) -> Tokenizer | None:
+    model = run.info().get("model")
+    path = Path(model["path"]) / "tokenizer.json" if model else None
+    return Tokenizer.from_file(path) if path is not None and path.is_file() else None
+
+
+def _print_text(run: RunDir, turns: list[Turn]) -> None:
+    tokenizer = _tokenizer(run)
+    for turn in turns:
+        out.rule(f"turn {turn.id}")
+        for message in turn.messages:
+            out.print(f"[{message.role}] {message.content}", markup=False, highlight=False)
+        said = tokenizer.decode(turn.sampled_ids.tolist()) if tokenizer else turn.reply.content
+        out.print(f"[sampled] {said}", markup=False, highlight=False, style="bold")

@@ -1,0 +1,76 @@
+"""What a run of rollouts is made of."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from drivetrain.errors import ConfigError
+
+REFERENCE_AGENTS = ("oracle", "noop")
+"""Agents without a model: the reference fix and nothing at all."""
+
+
+class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: every agent attempts every task ``n`` times.
+
+    ``model`` is a bundled name or a model directory. ``max_turns`` and ``max_tokens`` (of one turn) are the gateway's
+    budget of each rollout; ``deadline_s`` is the harness's wall time; ``concurrency`` counts rollouts in flight.
+    ``variant`` chooses a preset's variant, e.g. ``small`` for prompts that fit small models. ``dtype`` and
+    ``threads`` are the embedded engine's. ``seed`` makes sampling reproducible as far as the engine is.
+    """
+
+    tasks: tuple[str, ...]
+    agents: tuple[str, ...]
+    n: int = 1
+    model: str = "SmolLM2-135M-Instruct"
+    sandbox: str = "local"
+    concurrency: int = 2
+    temperature: float = 1.0
+    max_turns: int = 20
+    max_tokens: int = 512
+    deadline_s: float = 1800.0
+    variant: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("n", "concurrency", "max_turns", "max_tokens", "deadline_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive.")
+        for name in ("tasks", "agents"):
+            if not getattr(self, name):
+                raise ConfigError(f"no {name} were chosen.", fix=f"Name at least one of the {name}.")
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether any agent makes model calls."""
+        return any(agent not in REFERENCE_AGENTS for agent in self.agents)
+
+
+class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout to run. ``group`` numbers rollouts of one task and agent from 0."""
+
+    rollout_id: str
+    task_id: str
+    agent: str
+    group: int
+    seed: int | None = None
+
+
+def episodes_of(config: RolloutConfig) -> list[EpisodeSpec]:
+    """Every rollout of a run, group members side by side."""
+    return [
+        EpisodeSpec(
+            rollout_id=f"{task}.{agent}.{group}",
+            task_id=task,
+            agent=agent,
+            group=group,
+            seed=None if config.seed is None else config.seed + group,
+        )
+        for task in config.tasks
+        for agent in config.agents
+        for group in range(config.n)
+    ]

@@ -1,0 +1,101 @@
+"""The parts a run needs, started in order and taken down in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import drivetrain
+from drivetrain.engines.embedded import EmbeddedEngine
+from drivetrain.engines.models import ModelDir, resolve_model
+from drivetrain.engines.protocol import Engine
+from drivetrain.gateway.core import Gateway
+from drivetrain.gateway.model import load_codec
+from drivetrain.gateway.server import GatewayServer
+from drivetrain.rollout.config import REFERENCE_AGENTS, RolloutConfig
+from drivetrain.rollout.episode import EpisodeRunner
+from drivetrain.rollout.run_dir import RunDir
+from drivetrain.sandboxes.registry import get_backend
+from swe_rl_agent.harness import CLIHarness
+from swe_rl_agent.registry import get_agent
+from swe_rl_env.build import BuiltTask, build_task
+from swe_rl_env.tasks import get_task
+
+Tell = Callable[[str], None]
+
+
+def build_tasks(ids: Sequence[str], tell: Tell, cache: Path | None = None) -> dict[str, BuiltTask]:
+    """Build every task, or take it from the cache.
+
+    Raises:
+        ConfigError: an unknown id, or an archive that is not what the task says.
+    """
+    wanted = [get_task(task_id) for task_id in dict.fromkeys(ids)]
+    return {task.instance_id: build_task(task, cache, tell) for task in wanted}
+
+
+@asynccontextmanager
+async def open_stack(
+    config: RolloutConfig, run: RunDir, tell: Tell, *, engine: Engine | None = None, model: ModelDir | None = None
+) -> AsyncIterator[EpisodeRunner]:
+    """Everything that episodes of a run share; gone when the context ends.
+
+    All names are checked before anything is built, so that bad input leaves nothing half-written.
+
+    Args:
+        engine: an engine to use instead of an embedded one; ``model`` is then its model.
+
+    Raises:
+        ConfigError, MissingDependency: unknown task, agent, model or sandbox; a missing program.
+    """
+    for task_id in config.tasks:
+        get_task(task_id)
+    backend = get_backend(config.sandbox)
+    harnesses: dict[str, CLIHarness] = {
+        name: get_agent(name, variant=config.variant) for name in config.agents if name not in REFERENCE_AGENTS
+    }
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(backend.aclose)
+        if config.needs_model and model is None:
+            model = await asyncio.to_thread(resolve_model, config.model, None, tell)
+        for harness in harnesses.values():
+            await asyncio.to_thread(harness.prepare, None, tell)
+        tasks = await asyncio.to_thread(build_tasks, config.tasks, tell)
+        gateway: Gateway | None = None
+        socket: Path | None = None
+        if config.needs_model and model is not None:
+            gateway, socket = await _open_gateway(stack, config, run, tell, model, engine)
+        run.write_info(
+            {
+                "drivetrain": drivetrain.__version__,
+                "config": config,
+                "model": {"name": model.name, "path": str(model.path)} if model is not None else None,
+                "template_sha256": gateway.codec.template.sha256 if gateway is not None else None,
+                "engine": gateway.engine.name if gateway is not None else None,
+                "policy_version": gateway.engine.policy_version if gateway is not None else None,
+                "agents": {name: harness.bundle.sha256 for name, harness in harnesses.items()},
+            }
+        )
+        yield EpisodeRunner(config, backend, tasks, harnesses, run, gateway=gateway, gateway_socket=socket)
+
+
+async def _open_gateway(
+    stack: AsyncExitStack, config: RolloutConfig, run: RunDir, tell: Tell, model: ModelDir, engine: Engine | None
+) -> tuple[Gateway, Path]:
+    codec = load_codec(model)
+    if engine is None:
+        engine = EmbeddedEngine(model, dtype=config.dtype, threads=config.threads, max_batch=config.concurrency)
+        stack.push_async_callback(engine.aclose)
+        tell(f"loading {model.name}")
+        await engine.start()
+    folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    gateway = Gateway(engine, codec, run.journal, model=model.name)
+    server = GatewayServer(gateway)
+    stack.push_async_callback(server.aclose)
+    await server.listen_unix(folder / "gateway.sock")
+    return gateway, folder / "gateway.sock"
