@@ -1,0 +1,194 @@
+"""Grade a patch: base + what counts of the patch + hidden tests + canary, in a fresh sandbox without a network.
+
+The tree is put together on the host, in git's object store: restoring protected files is then a matter of ids and
+cannot be led astray by links, attributes or file names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from drivetrain.errors import InfrastructureError
+from drivetrain.sandboxes.protocol import (
+    Limits,
+    SandboxBackend,
+    SandboxError,
+    SandboxGone,
+    SandboxSpec,
+    SandboxStartError,
+)
+from swe_rl_env.build import BuiltTask
+from swe_rl_env.canary import Canary, plant
+from swe_rl_env.errors import PatchRejected
+from swe_rl_env.gitio import Entry, GitError, Scratch
+from swe_rl_env.grade import ErrorReason, Grade, judge, rejected, ungraded, unresolved
+from swe_rl_env.patch import PatchLimits, collect_patch, escapes
+from swe_rl_env.protect import Protection
+from swe_rl_env.suite import SuiteRun, run_suite
+from swe_rl_env.tario import MODE_LINK, pack
+from swe_rl_env.workspace import ROOT, Workspace
+
+# Start, upload and clean-up come on top of the suite's own limit before the sandbox ends itself; seconds.
+_TTL_MARGIN_S = 300.0
+
+
+class GradingTree(msgspec.Struct, frozen=True, kw_only=True):
+    """The tree to run: a tar, the dropped paths, and whether anything of the patch is left."""
+
+    tar: bytes
+    dropped: tuple[str, ...]
+    empty: bool
+
+
+def grading_tree(built: BuiltTask, patch: bytes, canary: Canary) -> GradingTree:
+    """Put the tree together (blocking).
+
+    Raises:
+        GitError: the patch does not apply to the base commit, so it was not taken by :func:`collect_patch`.
+    """
+    base = built.task.base_commit
+    with Scratch(built.git_dir) as s:
+        before = s.entries(base)
+        tree = s.apply(base, patch) if patch.strip() else s.run("rev-parse", f"{base}^{{tree}}").decode().strip()
+        after = s.entries(tree)
+        changed = s.changed(base, tree)
+        rule = Protection(built, {_text(p) for p in before})
+        drop = [p for p in changed if rule.covers(_text(p)) or _unsafe(s, p, after.get(p))]
+        restore: dict[bytes, Entry | None] = {p: before.get(p) for p in drop}
+        tree = s.with_entries(tree, restore) if restore else tree
+        empty = not s.changed(base, tree)
+        final = s.apply(tree, built.test_patch)
+        files = [(path, mode, data + canary.appended.get(_text(path), b"")) for path, mode, data in s.contents(final)]
+    files += [(p.encode(), "100644", data) for p, data in canary.files.items()]
+    return GradingTree(tar=pack(files), dropped=tuple(sorted(_text(p) for p in drop)), empty=empty)
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def _unsafe(s: Scratch, path: bytes, entry: Entry | None) -> bool:
+    """Links out of the checkout and nested repositories, in case the patch was not taken by us."""
+    if entry is None or entry.mode in ("100644", "100755"):
+        return False
+    if entry.mode != MODE_LINK:
+        return True
+    return escapes(_text(path), _text(s.run("cat-file", "blob", entry.blob)))
+
+
+async def grade(
+    built: BuiltTask,
+    patch: bytes,
+    backend: SandboxBackend,
+    *,
+    timeout_s: float | None = None,
+    labels: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+    run_empty: bool = False,
+) -> Grade:
+    """Grade a patch that was taken against the base commit. Never raises for what the patch does.
+
+    Args:
+        timeout_s: limit of the suite in seconds of wall clock; default the row's own.
+        labels: of the sandbox, for the reaper.
+        limits: of the sandbox; its ``ttl_s`` is replaced by the suite's limit and a margin.
+        run_empty: run the suite even when nothing of the patch is left (to validate a task); otherwise that is
+            unresolved without a sandbox.
+    """
+    timeout_s = built.task.install.timeout_s if timeout_s is None else timeout_s
+    clock = _Clock()
+    canary = plant(built)
+    try:
+        tree = await asyncio.to_thread(grading_tree, built, patch, canary)
+    except GitError as e:
+        return ungraded(built, "apply_failed", str(e), patch_bytes=len(patch), timings=clock.timings())
+    except (InfrastructureError, OSError) as e:
+        return ungraded(built, "infra_error", str(e), patch_bytes=len(patch), timings=clock.timings())
+    clock.lap("prepare")
+    known: dict[str, object] = {"dropped_paths": tree.dropped, "patch_bytes": len(patch)}
+    if tree.empty and not run_empty:
+        return unresolved(built, "empty_patch", "No change is left to test.", **known, timings=clock.timings())
+    spec = SandboxSpec(
+        workdir=ROOT,
+        mounts=built.environment.mounts,
+        network="none",
+        labels={"role": "grading", **(labels or {})},
+        limits=msgspec.structs.replace(limits or Limits(), ttl_s=timeout_s + _TTL_MARGIN_S),
+    )
+    try:
+        run = await _run(backend, spec, built, tree, canary, timeout_s, clock)
+    except (SandboxError, OSError) as e:
+        return ungraded(built, _error_reason(e), f"{type(e).__name__}: {e}", **known, timings=clock.timings())
+    known |= {"exit_code": run.exit_code, "log_tail": run.log_tail, "timings": clock.timings()}
+    if run.timed_out:
+        return unresolved(built, "timeout", f"The tests took longer than {timeout_s:g} s.", **known)
+    return judge(built, run.verdicts, canary.check(run.verdicts), run.complete, **known)
+
+
+async def _run(
+    backend: SandboxBackend,
+    spec: SandboxSpec,
+    built: BuiltTask,
+    tree: GradingTree,
+    canary: Canary,
+    timeout_s: float,
+    clock: _Clock,
+) -> SuiteRun:
+    repo = f"{ROOT}/{built.task.public.workdir_name}"
+    box = await backend.create(spec)
+    try:
+        clock.lap("start")
+        await box.upload(tree.tar, repo)
+        clock.lap("upload")
+        run = await run_suite(box, built, repo, canary, timeout_s)
+        clock.lap("run")
+    finally:
+        await box.close()
+    return run
+
+
+def _error_reason(error: Exception) -> ErrorReason:
+    if isinstance(error, SandboxStartError):
+        return "sandbox_start_failed"
+    if isinstance(error, SandboxGone):
+        return "sandbox_lost"
+    return "infra_error"
+
+
+async def grade_workspace(
+    workspace: Workspace,
+    built: BuiltTask,
+    backend: SandboxBackend,
+    *,
+    timeout_s: float | None = None,
+    labels: Mapping[str, str] | None = None,
+    patch_limits: PatchLimits | None = None,
+) -> tuple[bytes, Grade]:
+    """Take the patch and grade it; the patch is empty when it was rejected or could not be taken."""
+    try:
+        patch = await collect_patch(workspace, built, limits=patch_limits)
+    except PatchRejected as e:
+        return b"", rejected(built, e)
+    except (InfrastructureError, OSError) as e:
+        return b"", ungraded(built, _error_reason(e), f"{type(e).__name__}: {e}")
+    return patch, await grade(built, patch, backend, timeout_s=timeout_s, labels=labels)
+
+
+class _Clock:
+    """Laps in seconds."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.monotonic()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self._laps[name] = round(now - self._last, 3)
+        self._last = now
+
+    def timings(self) -> dict[str, float]:
+        return {**self._laps, "total": round(time.monotonic() - self._start, 3)}

@@ -1,0 +1,202 @@
+"""Take the agent's work as a patch, without trusting anything in its sandbox.
+
+The tree comes out as a tar and goes straight into a git object store of ours as blobs; the agent's ``.git``, config,
+attributes, filters, hooks and index have no say, and no file of its choosing is written on the host. So commits,
+a deleted ``.git``, ``assume-unchanged`` bits and clean filters change nothing about the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import posixpath
+import tarfile
+from collections.abc import Iterable
+
+import msgspec
+
+from drivetrain.sandboxes.protocol import SandboxError
+from swe_rl_env.build import BuiltTask
+from swe_rl_env.errors import PatchRejected
+from swe_rl_env.gitio import Entry, GitError, Scratch
+from swe_rl_env.tario import MODE_EXEC, MODE_FILE, MODE_LINK
+from swe_rl_env.workspace import Workspace
+
+# Generated while working; left out unless base has the very path.
+_GENERATED_FOLDERS = frozenset(
+    {
+        "__pycache__",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".hypothesis",
+        ".tox",
+        ".nox",
+        ".venv",
+        "venv",
+        "node_modules",
+        ".nyc_output",
+        ".cache",
+        ".eggs",
+    }
+)
+_GENERATED_SUFFIXES = (".pyc", ".pyo", ".swp")
+
+
+class PatchLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Caps in bytes and counts. A new file above ``new_file_bytes`` is left out; the other caps reject the patch."""
+
+    tree_bytes: int = 256 << 20
+    patch_bytes: int = 4 << 20
+    files: int = 2000
+    new_file_bytes: int = 1 << 20
+
+
+class CollectedPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A patch against the base commit, and what was not taken: (path, reason) pairs."""
+
+    patch: bytes
+    left_out: tuple[tuple[str, str], ...]
+
+
+async def collect_patch(workspace: Workspace, built: BuiltTask, *, limits: PatchLimits | None = None) -> bytes:
+    """The agent's work as patch bytes; see :func:`collect`."""
+    return (await collect(workspace, built, limits=limits)).patch
+
+
+async def collect(workspace: Workspace, built: BuiltTask, *, limits: PatchLimits | None = None) -> CollectedPatch:
+    """Everything that differs between the base commit and the checkout as it is now.
+
+    Raises:
+        PatchRejected: a cap is exceeded or the tree cannot be represented; ``reason`` says which.
+        SandboxError: the sandbox failed.
+    """
+    limits = limits or PatchLimits()
+    tar = await _download(workspace, limits)
+    return await asyncio.to_thread(patch_from_tar, tar, built, limits)
+
+
+async def _download(workspace: Workspace, limits: PatchLimits) -> bytes:
+    box, repo = workspace.sandbox, workspace.repo
+    try:
+        return await box.download(repo, max_bytes=limits.tree_bytes)
+    except (SandboxError, OSError):
+        # Either the agent's doing (folder gone, or grown past the cap) or a sandbox that broke: ask it.
+        there = await box.exec(["/usr/bin/test", "-d", repo], cwd="/")
+        if there.exit_code != 0:
+            return _EMPTY_TAR
+        usage = await box.exec(["/usr/bin/du", "-sb", repo], cwd="/")
+        size = usage.stdout.split()[:1]
+        if size and size[0].isdigit() and int(size[0]) > limits.tree_bytes:
+            raise PatchRejected(
+                "workspace_too_large", f"The checkout holds {int(size[0])} bytes, the cap is {limits.tree_bytes}."
+            ) from None
+        raise
+
+
+def _empty_tar() -> bytes:
+    buffer = io.BytesIO()
+    tarfile.open(fileobj=buffer, mode="w").close()
+    return buffer.getvalue()
+
+
+_EMPTY_TAR = _empty_tar()
+
+
+def patch_from_tar(tar: bytes, built: BuiltTask, limits: PatchLimits | None = None) -> CollectedPatch:
+    """The patch that turns the base commit into the tree of a tar (untrusted bytes; blocking).
+
+    Raises:
+        PatchRejected: see :func:`collect`.
+    """
+    limits = limits or PatchLimits()
+    base = built.task.base_commit
+    with Scratch(built.git_dir) as s:
+        entries = s.entries(base)
+        files, left_out = _read_tree(tar, entries, limits)
+        try:
+            tree = s.import_files(base, files)
+        except GitError as e:
+            raise PatchRejected("unreadable_tree", f"The checkout cannot be stored as a tree: {e}") from e
+        changed = s.changed(base, tree)
+        if len(changed) > limits.files:
+            raise PatchRejected("too_many_files", f"{len(changed)} files changed, the cap is {limits.files}.")
+        patch = s.diff(base, tree)
+    if len(patch) > limits.patch_bytes:
+        raise PatchRejected("patch_too_large", f"The patch has {len(patch)} bytes, the cap is {limits.patch_bytes}.")
+    return CollectedPatch(patch=patch, left_out=tuple(sorted(left_out)))
+
+
+def _read_tree(
+    tar: bytes, base: dict[bytes, Entry], limits: PatchLimits
+) -> tuple[dict[bytes, tuple[str, bytes]], list[tuple[str, str]]]:
+    """Members of the tar worth keeping as path -> (git mode, content), and what was left out."""
+    files: dict[bytes, tuple[str, bytes]] = {}
+    left_out: list[tuple[str, str]] = []
+    try:
+        # errors=surrogateescape: names are bytes, whatever the agent called its files.
+        with tarfile.open(fileobj=io.BytesIO(tar), mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+            for member in archive:
+                name = posixpath.normpath(member.name)
+                path = name.encode("utf-8", "surrogateescape")
+                shown = path.decode("utf-8", "backslashreplace")
+                if member.isdir():
+                    continue
+                reason = _unwanted(name, member, path in base, limits)
+                if reason == "git":
+                    continue
+                if reason:
+                    left_out.append((shown, reason))
+                    continue
+                if member.issym():
+                    files[path] = (MODE_LINK, member.linkname.encode("utf-8", "surrogateescape"))
+                    continue
+                # A hard link is read as a copy of the member it points to.
+                stream = archive.extractfile(member)
+                if stream is not None:
+                    files[path] = (MODE_EXEC if member.mode & 0o100 else MODE_FILE, stream.read())
+    except (tarfile.TarError, KeyError, UnicodeError) as e:
+        raise PatchRejected("unreadable_tree", f"The checkout's archive cannot be read: {e}.") from e
+    return files, left_out
+
+
+def _unwanted(name: str, member: tarfile.TarInfo, in_base: bool, limits: PatchLimits) -> str:
+    """Why a member is not taken; empty when it is. ``git`` = silently, it is the agent's own bookkeeping."""
+    parts = name.split("/")
+    if name.startswith("/") or ".." in parts or name == ".":
+        return "path leaves the checkout"
+    # Also nested repositories: as gitlinks they would lose their content. git itself refuses the name in any case.
+    if any(p.lower() == ".git" for p in parts):
+        return "git"
+    if not (member.isreg() or member.issym() or member.islnk()):
+        return "not a regular file or link"
+    if member.issym() and escapes(name, member.linkname):
+        return "link leaves the checkout"
+    if in_base:
+        return ""
+    if not _GENERATED_FOLDERS.isdisjoint(parts[:-1]) or name.endswith(_GENERATED_SUFFIXES):
+        return "generated"
+    if any(p.endswith(".egg-info") for p in parts[:-1]):
+        return "generated"
+    if member.isreg() and member.size > limits.new_file_bytes:
+        return f"larger than {limits.new_file_bytes} bytes"
+    return ""
+
+
+def escapes(path: str, target: str) -> bool:
+    """Whether a link at ``path`` (relative to the checkout) points out of it."""
+    if target.startswith("/") or not target:
+        return True
+    return _climbs([*posixpath.dirname(path).split("/"), *target.split("/")])
+
+
+def _climbs(parts: Iterable[str]) -> bool:
+    depth = 0
+    for part in parts:
+        if part == "..":
+            depth -= 1
+        elif part not in ("", "."):
+            depth += 1
+        if depth < 0:
+            return True
+    return False

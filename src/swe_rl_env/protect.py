@@ -1,0 +1,94 @@
+"""Which of the agent's edits do not count: graded tests, settings of the test runner, start-up hooks.
+
+They are taken from base (and then from the hidden test patch) and reported, never punished by themselves. A path
+that the reference fix touches is allowed for that task, except where the test patch overwrites it anyway.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from collections.abc import Collection
+
+from swe_rl_env.build import BuiltTask
+
+_PYTHON_SETTINGS = frozenset(
+    {
+        "conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        ".coveragerc",
+        "noxfile.py",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "pyvenv.cfg",
+    }
+)
+_NODE_SETTINGS = frozenset(
+    ["package.json", "package-lock.json", "npm-shrinkwrap.json", ".npmrc", ".taprc", ".nycrc", ".mocharc.js"]
+)
+_NODE_SETTING_PREFIXES = ("jest.config.", "vitest.config.", "karma.conf.", ".mocharc.")
+_COMPILED = (".pth", ".pyc", ".pyo")
+_TEST_FOLDERS = frozenset({"test", "tests", "testing"})
+_RUNNER_MODULES = frozenset(["pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging"])
+
+
+class Protection:
+    """The rule for one task; ``base_paths`` are the files of its base commit."""
+
+    def __init__(self, built: BuiltTask, base_paths: Collection[str]) -> None:
+        task, private = built.task, built.task.private
+        self._python = task.registry == "pypi"
+        self._base = frozenset(base_paths)
+        self._gold = frozenset(private.gold_patch_paths)
+        self._patched = frozenset(private.test_patch_paths)
+        separator = "::" if self._python else " > "
+        self.test_files = frozenset(i.split(separator, 1)[0] for i in private.expected)
+        folders = {posixpath.dirname(f) for f in self.test_files}
+        self._test_folders = tuple(f"{d}/" for d in folders if posixpath.basename(d) in _TEST_FOLDERS)
+        # Folders that come before the environment on sys.path: PYTHONPATH, and what pytest inserts for rootdirs.
+        self._import_roots = {"", task.source_dir.strip("./"), *folders}
+        self._shadowing = _RUNNER_MODULES | frozenset(built.environment.modules) | sys.stdlib_module_names
+        self._must_stay = self._patched | (self.test_files & self._base)
+
+    def covers(self, path: str) -> bool:
+        """Whether an agent's change to ``path`` (relative to the checkout) is dropped."""
+        if path in self._patched or self._blocks(path):
+            return True
+        if path in self._gold:
+            return False
+        return self._is_test(path) or self._is_setting(path) or (self._python and self._shadows(path))
+
+    def _blocks(self, path: str) -> bool:
+        """A file where a protected one needs a folder, or below a protected file."""
+        below = path + "/"
+        if any(p.startswith(below) for p in self._must_stay):
+            return True
+        return any(path.startswith(p + "/") for p in self._must_stay)
+
+    def _is_test(self, path: str) -> bool:
+        # New files in a test folder stay: they may be honest tests, and they are not graded.
+        return path in self.test_files or (path in self._base and path.startswith(self._test_folders))
+
+    def _is_setting(self, path: str) -> bool:
+        name = posixpath.basename(path)
+        if self._python:
+            return name in _PYTHON_SETTINGS or name.endswith(_COMPILED)
+        return name in _NODE_SETTINGS or name.startswith(_NODE_SETTING_PREFIXES) or "node_modules" in path.split("/")
+
+    def _shadows(self, path: str) -> bool:
+        """A new module that would be imported in place of the runner, a dependency or the standard library."""
+        for root in self._import_roots:
+            if root and not path.startswith(root + "/"):
+                continue
+            top = path[len(root) + 1 if root else 0 :].split("/", 1)[0]
+            module = top.split(".", 1)[0]
+            if module in self._shadowing and not self._in_base(posixpath.join(root, top)):
+                return True
+        return False
+
+    def _in_base(self, top: str) -> bool:
+        return top in self._base or any(p.startswith(top + "/") for p in self._base)

@@ -1,0 +1,147 @@
+"""Run a task's suite in an open sandbox and read what it did; one way per log parser.
+
+Both ways keep to the row's own command, with three additions: settings and results of the runner come from outside
+the checkout, the result carries a nonce drawn per run, and modules that cannot be collected do not stop the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, cast
+
+import msgspec
+
+from drivetrain.errors import ConfigError
+from drivetrain.sandboxes.protocol import ExecResult, SandboxHandle
+from swe_rl_env.build import BuiltTask
+from swe_rl_env.canary import Canary
+from swe_rl_env.tap import mark_command, parse_tap
+from swe_rl_env.verdicts import Verdict
+
+_LOG_BYTES = 16 << 20
+_TAIL_CHARS = 4000
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+class SuiteRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out. ``complete`` = the run reported its own end; ``timed_out`` = the deadline ended it."""
+
+    verdicts: Mapping[str, Verdict]
+    complete: bool
+    timed_out: bool
+    exit_code: int
+    log_tail: str
+
+
+def pytest_arguments(built: BuiltTask) -> list[str]:
+    """The arguments of the row's ``python -m pytest ...`` command.
+
+    Raises:
+        ConfigError: the command has another shape, so its results could not be read exactly.
+    """
+    commands = built.task.install.test_cmd
+    words = shlex.split(commands[0]) if len(commands) == 1 else []
+    if words[:3] != ["python", "-m", "pytest"]:
+        raise ConfigError(
+            f"{built.task.instance_id}: log_parser pytest_nodeid_exact needs one command `python -m pytest ...`, "
+            f"not {commands!r}."
+        )
+    return words[3:]
+
+
+async def run_suite(box: SandboxHandle, built: BuiltTask, repo: str, canary: Canary, timeout_s: float) -> SuiteRun:
+    """Run to the end or the deadline (seconds of wall clock); everything the suite started is killed then."""
+    folder = f"{box.workdir}/.{secrets.token_hex(8)}"
+    if built.task.install.log_parser == "tap_blocks_per_file":
+        return await _run_tap(box, built, repo, folder, timeout_s)
+    return await _run_pytest(box, built, repo, folder, canary, timeout_s)
+
+
+async def _run_pytest(
+    box: SandboxHandle, built: BuiltTask, repo: str, folder: str, canary: Canary, timeout_s: float
+) -> SuiteRun:
+    arguments = pytest_arguments(built)
+    if _names_files(built, arguments):
+        arguments += sorted(canary.files)  # otherwise the canary would not be collected
+    env = built.environment.variables(built.task, repo)
+    nonce, report = secrets.token_hex(16), f"{folder}/{secrets.token_hex(8)}.json"
+    config = {
+        "args": ["--continue-on-collection-errors", *arguments],
+        "pythonpath": [p for p in env.get("PYTHONPATH", "").split(":") if p],
+        "report": report,
+        "nonce": nonce,
+    }
+    runner = (files("swe_rl_env") / "inside" / "pytest_runner.py").read_bytes()
+    await box.write(f"{folder}/run.py", runner)
+    await box.write(f"{folder}/run.json", json.dumps(config).encode())
+    done = await box.exec(
+        [str(built.environment.python), "-P", "-s", f"{folder}/run.py", f"{folder}/run.json"],
+        cwd=repo,
+        env={**env, "PYTHONPATH": ""},
+        timeout_s=timeout_s,
+        max_output_bytes=_LOG_BYTES,
+    )
+    data = b""
+    if not done.timed_out:
+        try:
+            data = await box.read(report)
+        except FileNotFoundError:
+            # The run never got to its end. If that is because the sandbox died, this raises SandboxGone instead.
+            await box.exec(["/bin/true"], cwd="/")
+    verdicts = _read_report(data, nonce)
+    return SuiteRun(
+        verdicts=verdicts or {},
+        complete=verdicts is not None,
+        timed_out=done.timed_out,
+        exit_code=done.exit_code,
+        log_tail=_tail(done),
+    )
+
+
+def _names_files(built: BuiltTask, arguments: list[str]) -> bool:
+    """Whether the command lists test files or folders instead of collecting everything."""
+    tests = {i.split("::", 1)[0] for i in built.task.private.expected}
+    named = [a.split("::", 1)[0].rstrip("/") for a in arguments]
+    return any(t == a or t.startswith(f"{a}/") for a in named for t in tests)
+
+
+def _read_report(data: bytes, nonce: str) -> dict[str, Verdict] | None:
+    """Verdicts of a report that carries the nonce, else None."""
+    try:
+        report: Any = json.loads(data)
+        if report["nonce"] != nonce:
+            return None
+        return {str(i): cast(Verdict, v) for i, v in report["verdicts"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+async def _run_tap(box: SandboxHandle, built: BuiltTask, repo: str, folder: str, timeout_s: float) -> SuiteRun:
+    nonce = secrets.token_hex(16)
+    script = "\n".join(mark_command(c, nonce) for c in built.task.install.test_cmd) + "\n"
+    await box.write(f"{folder}/run.sh", script.encode())
+    env = built.environment.variables(built.task, repo)
+    done = await box.exec(
+        ["/bin/sh", f"{folder}/run.sh"], cwd=repo, env=env, timeout_s=timeout_s, max_output_bytes=_LOG_BYTES
+    )
+    text = done.stdout.decode("utf-8", "replace")
+    verdicts, complete = parse_tap(text, nonce)
+    return SuiteRun(
+        verdicts=verdicts,
+        complete=complete and bool(verdicts) and not done.truncated,
+        timed_out=done.timed_out,
+        exit_code=done.exit_code,
+        log_tail=_tail(done),
+    )
+
+
+def _tail(done: ExecResult) -> str:
+    text = done.stdout.decode("utf-8", "replace")
+    if done.stderr:
+        text += "\n--- stderr\n" + done.stderr[-_TAIL_CHARS:].decode("utf-8", "replace")
+    return _ANSI.sub("", text)[-_TAIL_CHARS:]

@@ -1,0 +1,73 @@
+"""The agent's sandbox: the checkout with a one-commit history, the task's environment, and nothing that grades."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend, SandboxHandle, SandboxSpec
+from swe_rl_env.build import BuiltTask
+
+ROOT = "/work"
+
+
+class Workspace(msgspec.Struct, frozen=True, kw_only=True):
+    """An open sandbox with the task's checkout at ``repo`` (inside path).
+
+    ``env`` is the environment every command in it gets on top of the sandbox's defaults.
+    """
+
+    sandbox: SandboxHandle
+    repo: str
+    env: Mapping[str, str]
+
+    async def close(self) -> None:
+        """Close the sandbox; idempotent."""
+        await self.sandbox.close()
+
+
+async def open_workspace(
+    backend: SandboxBackend,
+    built: BuiltTask,
+    *,
+    network: NetworkPolicy = "none",
+    gateway_socket: Path | None = None,
+    extra_mounts: Sequence[Mount] = (),
+    extra_env: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+) -> Workspace:
+    """Start a sandbox with the base commit checked out.
+
+    Only the public part of the task enters: hidden tests, patches, test ids and the instance id (it names the fix
+    version) stay outside, so do not put them into ``labels`` or ``extra_env`` either.
+
+    Args:
+        extra_mounts: for example the agent's bundle.
+        extra_env: added last, wins over the task's own variables.
+
+    Raises:
+        SandboxError: the sandbox did not start or the upload failed; nothing is left behind.
+    """
+    repo = f"{ROOT}/{built.task.public.workdir_name}"
+    env = {**built.environment.variables(built.task, repo), **(extra_env or {})}
+    spec = SandboxSpec(
+        workdir=ROOT,
+        mounts=(*built.environment.mounts, *extra_mounts),
+        env=env,
+        network=network,
+        gateway_socket=gateway_socket,
+        limits=limits or Limits(),
+        labels=dict(labels or {}),
+    )
+    tar = await asyncio.to_thread(built.workspace_tar.read_bytes)
+    sandbox = await backend.create(spec)
+    try:
+        await sandbox.upload(tar, repo)
+    except BaseException:
+        await sandbox.close()
+        raise
+    return Workspace(sandbox=sandbox, repo=repo, env=env)
