@@ -20,7 +20,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # On the read-only root: nothing inside can rename or cover it.
 INSIDE = "/.drivetrain"
 GATEWAY_FOLDER = f"{INSIDE}/gateway"
-RUN_BYTES = 64 << 20
+RUN_BYTES = 64 << 20  # at most
 
 _HERE = Path(__file__).parent
 
@@ -197,8 +197,10 @@ def build_argv(spec: SandboxSpec, *, bwrap: str, folder: Path, python: Interpret
         return ["--perms", "1777", *limit, "--tmpfs", target]
 
     argv += [*_root(), *_etc(folder / "etc", spec.network), *_proc(), "--dev", "/dev"]
-    argv += [*tmpfs("/dev/shm", spec.limits.file_bytes), "--remount-ro", "/dev"]
-    argv += [*tmpfs("/tmp", spec.limits.file_bytes), *tmpfs("/run", RUN_BYTES)]
+    # Together less than the memory limit: a full /tmp is an error message, memory that no kill frees is the end.
+    memory = spec.limits.memory_bytes
+    argv += [*tmpfs("/dev/shm", memory // 4), "--remount-ro", "/dev"]
+    argv += [*tmpfs("/tmp", memory // 2), *tmpfs("/run", min(RUN_BYTES, memory // 16))]
     argv += ["--symlink", "/run", "/var/run", "--symlink", "/tmp", "/var/tmp"]
     if python.mount is not None:
         argv += ["--ro-bind", str(python.mount), str(python.mount)]

@@ -96,18 +96,6 @@ class Groups:
         for folder in self.folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
-    def was_out_of_memory(self) -> bool:
-        """Whether the kernel killed something in here for memory."""
-        for folder in self.folders:
-            for name in ("memory.events", "memory.oom_control"):
-                try:
-                    lines = (folder / name).read_text().splitlines()
-                except OSError:
-                    continue
-                if any(line.startswith("oom_kill ") and line.split()[1] != "0" for line in lines):
-                    return True
-        return False
-
 
 def make_groups(sandbox_id: str, limits: Limits) -> Groups:
     """Control groups with the limits set, as far as this machine lets us."""

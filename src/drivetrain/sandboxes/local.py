@@ -204,7 +204,18 @@ class LocalSandbox(FileTransfer):
             if spec.network == "gateway":
                 assert spec.gateway_socket is not None
                 relay = (self._relay_port, os.fsencode(f"{bwrap.GATEWAY_FOLDER}/{spec.gateway_socket.name}"))
-            config = {"ttl_s": spec.limits.ttl_s, "rlimits": _rlimits(spec.limits, self._groups), "relay": relay}
+            # Where we may: never PID 1 for want of memory. Commands put themselves back in reach.
+            try:
+                Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
+                shielded = True
+            except OSError:
+                shielded = False
+            config = {
+                "ttl_s": spec.limits.ttl_s,
+                "rlimits": _rlimits(spec.limits, self._groups),
+                "relay": relay,
+                "shielded": shielded,
+            }
             self._channel.send(("go", config))
             await self._channel.expect("ready", START_TIMEOUT_S)
         except (SandboxGone, TimeoutError) as error:

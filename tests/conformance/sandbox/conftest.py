@@ -51,7 +51,7 @@ def nothing_left(sandbox_root: Path) -> Iterator[None]:
 async def backend(
     backend_name: str,
     sandbox_root: Path,
-    nothing_left: None,  # noqa: ARG001 (its check runs after the backend is closed)
+    nothing_left: None,  # its check runs after the backend is closed
 ) -> AsyncIterator[SandboxBackend]:
     made = make_backend(backend_name, sandbox_root)
     yield made

@@ -96,6 +96,7 @@ class Init:
         self.control = control
         self.deadline = time.monotonic() + 60.0
         self.rlimits: list[tuple[int, int]] = []
+        self.shielded = False
         self.keepers: dict[int, int] = {}  # keeper pid -> job
         self.pidfds: dict[int, int] = {}  # keeper or relay pid -> pidfd, only there to wake the poll
         self.relay: int | None = None
@@ -149,6 +150,7 @@ class Init:
     def configure(self, config: dict[str, Any]) -> None:
         self.deadline = time.monotonic() + config["ttl_s"]
         self.rlimits = config["rlimits"]
+        self.shielded = config["shielded"]
         if config["relay"] is not None:
             port, target = config["relay"]
             listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -273,6 +275,8 @@ class Init:
             stdio.insert(0, os.open("/dev/null", os.O_RDONLY))
         for number, fd in enumerate(stdio):
             os.dup2(fd, number)
+        if self.shielded:
+            expose()
         # Python ignores these two, and ignored signals survive exec.
         _libc.signal(SIGPIPE, None)
         _libc.signal(SIGXFSZ, None)
@@ -297,10 +301,15 @@ class Init:
             os.write(2, repr(error).encode(errors="replace"))
 
 
+def expose() -> None:
+    """When memory runs out, this process goes before those of the trainer."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
+
+
 def main() -> None:
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")  # when the host runs out of memory, the box goes before the trainer
+        expose()
     except OSError:
         pass
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
