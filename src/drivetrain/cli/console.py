@@ -10,8 +10,9 @@ from rich.console import Console
 
 from drivetrain.errors import ConfigError, DrivetrainError, MissingDependency
 
-out = Console()
-err = Console(stderr=True)
+_PIPE_WIDTH = 160  # a table in a log file needs no terminal's width
+out = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
 
 
 def fail(error: DrivetrainError) -> int:

@@ -70,6 +70,9 @@ def rollout(
         print_json({"run": str(run.path), "results": [_brief(result) for result in results]})
     else:
         out.print(results_table(results))
+        for result in results:
+            if result.error:
+                out.print(f"{result.rollout_id}: {result.error}", markup=False, highlight=False)
         out.print(f"run: {run.path}", markup=False, highlight=False, soft_wrap=True)
     if any(result.reward is None for result in results):
         raise typer.Exit(1)
@@ -128,9 +131,14 @@ def results_table(results: Sequence[RolloutResult]) -> Table:
             forks or "-",
             result.status,
             "none" if result.reward is None else f"{result.reward:g}",
-            result.error or str(result.grade.get("reason", "")),
+            _short(result.error) or str(result.grade.get("reason", "")),
         )
     return table
+
+
+def _short(text: str, length: int = 60) -> str:
+    line = text.split("\n", 1)[0]
+    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def trained_tokens(result: RolloutResult) -> int:

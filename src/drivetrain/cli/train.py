@@ -15,7 +15,7 @@ from drivetrain.errors import ConfigError, MissingDependency
 from drivetrain.rollout.run_dir import RunDir
 
 TOLERANCE = 1e-4
-"""Largest |log-prob difference| between trainer and sampler that fp32 explains on one machine (engines.md section 5)."""
+"""Largest |log-prob difference| between trainer and sampler that fp32 explains on one machine (engines.md, 5)."""
 
 
 def train(
