@@ -1,0 +1,159 @@
+"""What is particular to the local backend: its start checks, its fall-backs, its clean-up of old crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drivetrain.errors import ConfigError, MissingDependency
+from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError, local
+from drivetrain.sandboxes.cgroups import Groups
+from drivetrain.sandboxes.interpreter import Interpreter, find_interpreter
+from drivetrain.sandboxes.label import new_id, new_label, write_label
+from drivetrain.sandboxes.local import LocalBackend
+from drivetrain.sandboxes.reaper import reap
+
+
+def fake_bwrap(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    (folder / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+async def test_missing_bubblewrap_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependency, match="apt-get install bubblewrap"):
+        await LocalBackend(tmp_path / "root").create(SandboxSpec())
+    assert not (tmp_path / "root").exists()
+
+
+async def test_forbidden_namespaces_are_named_with_bubblewraps_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "bwrap: setting up uid map: Permission denied"
+    fake_bwrap(
+        tmp_path / "bin",
+        f'[ "$1" = --version ] && echo bubblewrap 0.8.0 && exit; echo "{words}" >&2; exit 1',
+        monkeypatch,
+    )
+    with pytest.raises(SandboxStartError, match=words) as caught:
+        await LocalBackend(tmp_path / "root").create(SandboxSpec())
+    assert "user namespaces" in caught.value.fix
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+async def test_a_start_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_bwrap(tmp_path / "bin", '[ "$1" = --version ] && echo bubblewrap 0.8.0 && exit; exec sleep 4719', monkeypatch)
+    monkeypatch.setattr(local, "START_TIMEOUT_S", 0.3)
+    with pytest.raises(SandboxStartError):
+        await LocalBackend(tmp_path / "root").create(SandboxSpec())
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+async def test_a_root_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigError, match="somebody else"):
+        await LocalBackend(tmp_path / "link").create(SandboxSpec())
+
+
+async def test_the_root_is_private(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path / "a" / "root")
+    await backend.create(SandboxSpec())
+    assert (tmp_path / "a" / "root").stat().st_mode & 0o777 == 0o700
+    await backend.aclose()
+
+
+async def test_the_first_create_removes_what_a_dead_owner_left(tmp_path: Path) -> None:
+    process = subprocess.Popen(["true"])  # noqa: ASYNC220 (over at once)
+    process.wait()
+    label = new_label(new_id(), 1e12, {})
+    label.owner_pid = process.pid
+    (tmp_path / label.id).mkdir()
+    write_label(tmp_path / label.id, label)
+    backend = LocalBackend(tmp_path)
+    box = await backend.create(SandboxSpec())
+    assert [entry.name for entry in tmp_path.iterdir()] == [box.id]
+    await backend.aclose()
+
+
+async def test_without_control_groups_it_says_so_once_and_still_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local, "make_groups", lambda *_: Groups())
+    backend = LocalBackend(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            box = await backend.create(SandboxSpec(limits=Limits(pids=77)))
+    assert [record.message.count("memory and process limit") for record in caplog.records] == [1]
+    limits = (await box.exec(["cat", "/proc/self/limits"])).stdout.decode()
+    assert "77" in next(line for line in limits.splitlines() if line.startswith("Max processes"))
+    assert "unlimited" in next(line for line in limits.splitlines() if line.startswith("Max address space"))
+    await backend.aclose()
+
+
+async def test_without_a_system_python_ours_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable = str(Path(sys.executable).resolve())
+    monkeypatch.setattr(local, "find_interpreter", lambda: Interpreter(executable, Path(sys.base_prefix)))
+    (tmp_path / "gw").mkdir()
+    backend = LocalBackend(tmp_path / "root", relay_port=8123)
+    spec = SandboxSpec(network="gateway", gateway_socket=tmp_path / "gw" / "s.sock")
+    box = await backend.create(spec)
+    assert box.gateway_url() == "http://127.0.0.1:8123"
+    await box.write("x", b"1")
+    assert await box.read("x") == b"1"
+    assert (await box.exec(["readlink", "-f", "/proc/self/exe"])).exit_code == 0
+    await backend.aclose()
+
+
+def test_an_incomplete_system_python_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_args: object, **_options: object) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.CompletedProcess([], 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = find_interpreter.__wrapped__()
+    assert Path(found.executable) == Path(sys.executable).resolve()
+    assert found.mount in (None, Path(sys.base_prefix))
+
+
+async def test_a_fork_of_the_owner_does_not_keep_sandboxes_alive(tmp_path: Path) -> None:
+    """A forked worker inherits the control socket; the sandbox must end with the owner, not with the last fork."""
+    script = """
+import asyncio, os, sys, time
+from pathlib import Path
+from drivetrain.sandboxes import SandboxSpec
+from drivetrain.sandboxes.local import LocalBackend
+async def main():
+    box = await LocalBackend(Path(sys.argv[1])).create(SandboxSpec())
+    job = await box.start(["sleep", "4718"])
+    pid = os.fork()
+    if pid == 0:
+        os.close(1)
+        time.sleep(5)
+        os._exit(0)
+    print(job.pid, pid, flush=True)
+    os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    job, fork = map(int, output.split())
+    try:
+        for _ in range(200):
+            if not Path(f"/proc/{job}").exists():
+                break
+            await asyncio.sleep(0.01)
+        assert not Path(f"/proc/{job}").exists()
+        assert Path(f"/proc/{fork}").exists()  # or the test shows nothing
+    finally:
+        os.kill(fork, 9)
+    assert len(reap(tmp_path)) == 1
