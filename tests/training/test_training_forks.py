@@ -35,7 +35,7 @@ class Gradients(TrainerCallback):
     def __init__(self) -> None:
         self.of: dict[str, Any] = {}
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

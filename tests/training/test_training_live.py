@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from drivetrain.engines.embedded import EmbeddedEngine
+from drivetrain.engines.models import read_model_dir
+from drivetrain.engines.protocol import Sampling
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.trace.sample import HarnessTrace
-from drivetrain.training.sources import EpisodeRequest
+from drivetrain.training.sources import EpisodeRequest, LiveSource
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -81,4 +84,63 @@ def test_live_steps_stay_on_policy(model_dir: Path, tmp_path: Path) -> None:
     assert [request.task_id for request in samplers[0].requests] == ["a"] * 4 + ["bb"] * 4 + ["a"] * 4
     assert len({request.seed for request in samplers[0].requests}) == 12
     assert len(report.history) == 3
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in report.history) < 1e-5
+
+
+@pytest.mark.real
+def test_embedded_engine_serves_the_model_being_trained(model_dir: Path, tmp_path: Path) -> None:
+    """Two turns per episode from the engine that shares the trainer's weights; no copy, no drift, versions follow."""
+    engines: list[EmbeddedEngine] = []
+    sources: list[LiveSource] = []
+    versions: list[int] = []
+
+    async def episode(request: EpisodeRequest) -> RolloutResult:
+        prompt = [5, 6, 7, 8]
+        sampling = Sampling(max_tokens=10, temperature=0.9, seed=request.seed)
+        first = await engines[0].generate(prompt, sampling, request_id="1")
+        observation = [40, 41, 42]
+        context = [*prompt, *first.token_ids, *observation]
+        second = await engines[0].generate(context, sampling, request_id="2")
+        versions.extend([first.policy_version_start, second.policy_version_end])
+        row = HarnessTrace(
+            prompt_ids=prompt,
+            response_ids=[*first.token_ids, *observation, *second.token_ids],
+            loss_mask=[1] * len(first.token_ids) + [0] * 3 + [1] * len(second.token_ids),
+            response_logprobs=[*first.logprobs, 0.0, 0.0, 0.0, *second.logprobs],
+        )
+        return RolloutResult(
+            rollout_id=f"r{request.seed}",
+            session_id="",
+            task_id=request.task_id,
+            agent=request.agent,
+            group=request.group,
+            status="ok",
+            reward=float(first.token_ids[0] % 2),
+            rows=[row],
+        )
+
+    def make_source(model: Any, _tokenizer: Any) -> LiveSource:
+        engines.append(EmbeddedEngine(read_model_dir(model_dir, "tiny"), model=model))
+        sources.append(LiveSource(episode, concurrency=4, timeout=60))
+        sources[0].wait(engines[0].start())
+        return sources[0]
+
+    try:
+        report = train_live(
+            make_source,
+            [LiveTask(task_id="a", agent="pi")],
+            model_dir,
+            out_dir=tmp_path,
+            steps=2,
+            num_generations=4,
+            temperature=0.9,
+            learning_rate=1e-2,
+            sync=lambda step: engines[0].update_weights(None, step),
+        )
+    finally:
+        for source, engine in zip(sources, engines, strict=True):
+            source.wait(engine.aclose())
+            source.close()
+    assert versions == [0] * 8 + [1] * 8
+    assert report.excluded == 0
     assert max(entry["sampling/sampling_logp_difference/max"] for entry in report.history) < 1e-5

@@ -105,7 +105,7 @@ class Broken:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
-    def run(self, requests: Sequence[EpisodeRequest]) -> list[RolloutResult]:  # noqa: ARG002
+    def run(self, requests: Sequence[EpisodeRequest]) -> list[RolloutResult]:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -166,4 +166,4 @@ def test_live_source_is_concurrent_ordered_and_bounded() -> None:
 
 def test_live_source_needs_a_positive_concurrency() -> None:
     with pytest.raises(ConfigError, match="concurrency"):
-        LiveSource(lambda request: asyncio.sleep(0), concurrency=0)  # type: ignore[arg-type, return-value]  # noqa: ARG005
+        LiveSource(lambda request: asyncio.sleep(0), concurrency=0)  # type: ignore[arg-type, return-value]

@@ -23,7 +23,7 @@ class Keep(TrainerCallback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         gradient = {
             name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
         }

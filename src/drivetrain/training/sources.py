@@ -6,8 +6,8 @@ import asyncio
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from drivetrain.errors import ConfigError, DrivetrainError
 from drivetrain.rollout.result import RolloutResult, RolloutStatus
 
 GroupKey = tuple[str, str]
+T = TypeVar("T")
 
 
 class EpisodeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +144,10 @@ class LiveSource:
         except BaseException:
             future.cancel()  # a KeyboardInterrupt in the trainer must not leave episodes running
             raise
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run one coroutine on the episodes' loop and return its value: start or stop the engine and the gateway."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
         """Stop the event loop; idempotent."""
