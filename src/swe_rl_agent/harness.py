@@ -180,6 +180,7 @@ class CLIHarness:
         stdout, stderr = [scrub(await _read_end(sandbox, path), api_key) for path in logs]
         native = scrub(await _read_end(sandbox, plan.native_log), api_key) if plan.native_log else b""
         stderr = stderr or scrub(job.tail(TAIL_BYTES), api_key)  # /bin/sh itself failed
+        stdout = _without(stdout, self.preset.log_noise)
         last = self._read(stdout, native)
         stop = self.preset.stops.get(last.word, "crashed")
         if stop == "model_error" and any(mark in last.detail.lower() for mark in self.preset.overflow_marks):
@@ -215,6 +216,14 @@ def scrub(data: bytes, api_key: str) -> bytes:
     return data.replace(api_key.encode(), b"<api_key>")
 
 
+def _without(log: bytes, noise: tuple[str, ...]) -> bytes:
+    """A line-based log without the lines that start with one of ``noise``."""
+    if not noise:
+        return log
+    starts = tuple(prefix.encode() for prefix in noise)
+    return b"".join(line for line in log.splitlines(keepends=True) if not line.startswith(starts))
+
+
 async def _read_end(sandbox: SandboxHandle, path: str) -> bytes:
     """A log of the run, its last part if it is too large; b"" if the harness never wrote it."""
     try:
@@ -222,6 +231,6 @@ async def _read_end(sandbox: SandboxHandle, path: str) -> bytes:
     except FileNotFoundError:
         return b""
     except SandboxError:
-        size = 4 << 20
+        size = 16 << 20  # Pi's last event repeats the whole conversation
         result = await sandbox.exec(["tail", "-c", str(size), path], max_output_bytes=size)
         return result.stdout

@@ -77,7 +77,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One harness. ``stops`` maps the harness's own final words to a :data:`StopReason`; a word it does not list is
     ``crashed``. ``overflow_marks`` are lower-case fragments of an error text that make a ``model_error`` a
     ``context_overflow``. ``native_log`` is the trajectory the harness writes, ``{home}`` allowed. ``task_guard`` lists
-    first characters the harness would not take as text."""
+    first characters the harness would not take as text. Event stream lines that start with one of ``log_noise`` are left
+    out of the returned log (partial answers, repeated per token)."""
 
     name: str
     bundle: str
@@ -88,6 +89,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stops: dict[str, StopReason]
     native_log: str = ""
     task_guard: str = ""
+    log_noise: tuple[str, ...] = ()
     env: dict[str, str] = {}
     files: tuple[ConfigFile, ...] = ()
     timeouts: Timeouts = Timeouts()

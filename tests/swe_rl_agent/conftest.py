@@ -65,7 +65,7 @@ async def sandbox_for() -> AsyncIterator[Boxes]:
     await backend.aclose()
 
 
-async def run(agent: CLIHarness, sandbox: SandboxHandle, *, deadline_s: float = 60.0) -> HarnessOutcome:
+async def run(agent: CLIHarness, sandbox: SandboxHandle, *, deadline_s: float = 240.0) -> HarnessOutcome:
     """Run the standard task with SmolLM2's sizes."""
     return await agent.run(
         sandbox,

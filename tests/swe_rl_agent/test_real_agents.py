@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+
+from swe_rl_agent.bundle_python import GLIBC
 
 from .chat_server import KEY, ChatServer, call, say, serving
 from .conftest import Agents, Boxes, key_is_nowhere, run
@@ -26,9 +29,7 @@ def script(name: str) -> list[dict[str, object]]:
     return [look, edit, FINISH[name]]
 
 
-@pytest.mark.parametrize(
-    ("name", "variant"), [("pi", None), ("pi", "small"), ("mini-swe-agent", None), ("mini-swe-agent", "small")]
-)
+@pytest.mark.parametrize(("name", "variant"), [("pi", None), ("pi", "small"), ("mini-swe-agent", None)])
 async def test_three_turn_task(
     name: str, variant: str | None, agent_of: Agents, sandbox_for: Boxes, socket_path: Path
 ) -> None:
@@ -107,10 +108,11 @@ async def test_server_errors_are_typed(
 async def test_text_only_answers_end_mini_with_a_format_error(
     agent_of: Agents, sandbox_for: Boxes, socket_path: Path
 ) -> None:
-    agent = agent_of("mini-swe-agent")
+    agent = agent_of("mini-swe-agent", "small")
     server = ChatServer(socket_path, [say("I would rather talk.")])
     async with serving(server), sandbox_for(agent, socket_path) as sandbox:
         outcome = await run(agent, sandbox)
+    assert server.sizes[0] < 800
     assert (outcome.stop, outcome.exit_code) == ("format_error", 0)
 
 
@@ -121,6 +123,29 @@ async def test_a_harness_that_dies_is_crashed(agent_of: Agents, sandbox_for: Box
         outcome = await run(agent, sandbox)
     assert (outcome.stop, outcome.word, outcome.exit_code) == ("crashed", "", 137)
     assert outcome.infrastructure
+
+
+async def test_a_harness_that_cannot_start_is_crashed(agent_of: Agents, sandbox_for: Boxes, socket_path: Path) -> None:
+    mounted, missing = agent_of("pi"), agent_of("mini-swe-agent")
+    async with serving(ChatServer(socket_path, [])), sandbox_for(mounted, socket_path) as sandbox:
+        outcome = await run(missing, sandbox)
+    assert (outcome.stop, outcome.exit_code) == ("crashed", 127)
+    assert "not found" in outcome.detail
+
+
+def test_the_bundled_python_needs_glibc_only(agent_of: Agents) -> None:
+    root = agent_of("mini-swe-agent").bundle.path
+    code = (
+        "import ssl, sqlite3, ctypes, lzma, bz2, tiktoken, pydantic_core, sys\n"
+        "print(sys.prefix); print(*{line.split()[-1] for line in open('/proc/self/maps') if '.so' in line}, sep='\\n')"
+    )
+    env = {"PATH": "/usr/bin:/bin", "PYTHONHOME": "/nowhere", "PYTHONPATH": "/nowhere"}
+    done = subprocess.run([root / "bin/python3", "-I", "-c", code], env=env, capture_output=True, text=True, check=True)
+    prefix, *loaded = done.stdout.split()
+    outside = [Path(path).name for path in loaded if not path.startswith(str(root.resolve()))]
+    assert prefix == str(root)
+    assert len(loaded) > 15
+    assert [name for name in outside if not name.startswith(GLIBC)] == []
 
 
 def _content(path: Path) -> bytes:
