@@ -87,6 +87,19 @@ def test_the_first_process_is_killed_if_it_is_still_the_same(tmp_path: Path, dea
             process.wait()
 
 
+def test_a_start_that_was_cut_off_is_killed(tmp_path: Path, dead_pid: int) -> None:
+    folder = make(tmp_path, owner_pid=dead_pid)
+    half_started = subprocess.Popen(
+        ["tail", "-f", "/dev/null", str(folder / "work" / "deep" / "file"), str(folder / "work")]
+    )
+    try:
+        assert reap(tmp_path) == [folder.name]
+        assert half_started.wait(5) == -9
+    finally:
+        half_started.kill()
+        half_started.wait()
+
+
 def test_what_is_not_ours_stays(tmp_path: Path, dead_pid: int) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "dt-unlabelled").mkdir()

@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path, PurePosixPath
 
@@ -185,7 +186,7 @@ def build_argv(spec: SandboxSpec, *, bwrap: str, folder: Path, python: Interpret
     """
     argv = [bwrap, "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--unshare-pid", "--as-pid-1"]
     argv += ["--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try"]
-    argv += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    argv += ["--die-with-parent", "--cap-drop", "ALL"]  # no --new-session: see launch()
     version = _version(bwrap)
     if version >= (0, 8, 0):
         argv += ["--disable-userns"]  # with fresh user namespaces come fresh capabilities
@@ -216,6 +217,10 @@ def launch(argv: list[str], *, control_fd: int, stderr_fd: int) -> subprocess.Po
     """Start bubblewrap with nothing inherited but the control socket.
 
     Call it from a thread that lives as long as the sandbox should: the kernel ties ``--die-with-parent`` to the thread.
+
+    It leads a session of its own, so a Ctrl-C at the terminal is for the owner, which then closes its sandboxes. Its
+    child stays in that session until ``init.py`` makes its own: before that, bubblewrap has not yet tied the child's
+    life to its own, and :func:`kill` has to reach both.
     """
     return subprocess.Popen(
         argv,
@@ -225,5 +230,11 @@ def launch(argv: list[str], *, control_fd: int, stderr_fd: int) -> subprocess.Po
         pass_fds=(control_fd,),
         env={"PATH": PATH, "LANG": "C.UTF-8"},
         cwd=os.sep,
-        start_new_session=True,  # a Ctrl-C at the terminal is for the owner, which then closes its sandboxes
+        start_new_session=True,
     )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill bubblewrap and a child it has not yet tied to itself."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)

@@ -218,7 +218,7 @@ class LocalSandbox(FileTransfer):
             }
             self._channel.send(("go", config))
             await self._channel.expect("ready", START_TIMEOUT_S)
-        except (SandboxGone, TimeoutError) as error:
+        except (SandboxGone, TimeoutError, OSError) as error:
             said = os.pread(stderr_fd, 4096, 0).decode(errors="replace").strip()
             raise SandboxStartError(
                 f"A local sandbox did not start: {said or error}.",
@@ -255,7 +255,7 @@ class LocalSandbox(FileTransfer):
                 os.close(self._init_pidfd)
                 self._init_pidfd = None
             else:
-                process.kill()
+                bwrap.kill(process)
             await asyncio.to_thread(process.wait)
         await asyncio.to_thread(self._remove)
         self._backend.forget(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -46,6 +47,16 @@ def owner_is_gone(label: Label) -> bool:
     return started(label.owner_pid) != label.owner_started
 
 
+def _kill_starting(folder: Path) -> None:
+    """Kill bubblewrap processes of this folder: a child whose parent died while both started would wait for ever."""
+    needle = os.fsencode(folder / "work") + b"\0"
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if needle in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
 def _kill(label: Label) -> None:
     """Kill PID 1 of the sandbox, and with it everything inside; wait until it is gone (10 s at most)."""
     pid, born = label.init_pid, label.init_started
@@ -80,6 +91,7 @@ def reap(root: Path) -> list[str]:
             continue
         if owner_is_gone(label) or time.time() > label.deadline + DEADLINE_GRACE_S:
             _kill(label)
+            _kill_starting(folder)
             remove_cgroups([Path(path) for path in label.cgroups])
             remove_tree(folder)
             reaped.append(label.id)

@@ -37,13 +37,25 @@ def sandbox_root(tmp_path: Path) -> Path:
     return tmp_path / "sandboxes"
 
 
+def mentioned(text: bytes) -> list[bytes]:
+    """Command lines on this machine that contain ``text``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            line = (entry / "cmdline").read_bytes()
+            if text in line:
+                found.append(line)
+    return found
+
+
 @pytest.fixture
 def nothing_left(sandbox_root: Path) -> Iterator[None]:
-    """After the test: no folder, no process, no mount, no control group."""
+    """After the test: no folder, no process and no mount."""
     before, mounts = children(), Path("/proc/self/mounts").read_text()
     yield
     assert not sandbox_root.exists() or list(sandbox_root.iterdir()) == []
     assert children() <= before
+    assert mentioned(bytes(sandbox_root)) == []
     assert Path("/proc/self/mounts").read_text() == mounts
 
 
@@ -52,10 +64,22 @@ async def backend(
     backend_name: str,
     sandbox_root: Path,
     nothing_left: None,  # its check runs after the backend is closed
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[SandboxBackend]:
     made = make_backend(backend_name, sandbox_root)
+    names: list[str] = []
+    create = made.create
+
+    async def recording(spec: SandboxSpec) -> SandboxHandle:
+        handle = await create(spec)
+        names.append(handle.id)
+        return handle
+
+    monkeypatch.setattr(made, "create", recording)
     yield made
     await made.aclose()
+    groups = {folder.name for folder in Path("/sys/fs/cgroup").glob("**/drivetrain-*")}
+    assert groups.isdisjoint(f"drivetrain-{name}" for name in names)
 
 
 def make_backend(name: str, root: Path) -> SandboxBackend:

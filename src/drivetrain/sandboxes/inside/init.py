@@ -308,6 +308,7 @@ def expose() -> None:
 
 
 def main() -> None:
+    os.setsid()
     try:
         expose()
     except OSError:
