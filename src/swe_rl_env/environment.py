@@ -15,7 +15,7 @@ import msgspec
 from drivetrain.errors import MissingDependency
 from drivetrain.sandboxes.protocol import Mount
 from swe_rl_env.cache import build_once, content_key
-from swe_rl_env.runtime import Interpreter, find_python, hidden_packages, pip_command, runtime_mounts
+from swe_rl_env.runtime import Interpreter, find_python, hidden_packages, pip_command, probe, runtime_mounts
 from swe_rl_env.sources.npm import npm_program
 from swe_rl_env.sources.process import run_client
 from swe_rl_env.task import SweTask
@@ -58,7 +58,7 @@ def _build_python(task: SweTask, python: Interpreter, folder: Path) -> None:
         script.chmod(0o755)
     pip = pip_command()
     # --python lets any pip install for the task's interpreter; it is only needed when the two differ.
-    same = f"{sys.version_info[0]}.{sys.version_info[1]}" == python.version
+    same = probe(pip[0]).version == python.version
     head = [*pip] if same else [*pip, "--python", str(python.program)]
     argv = [
         *head, "install", "-q", "--no-deps", "--no-compile", "--no-warn-conflicts", "--disable-pip-version-check",

@@ -26,7 +26,7 @@ from swe_rl_env.canary import Canary, plant
 from swe_rl_env.errors import PatchRejected
 from swe_rl_env.gitio import Entry, GitError, Scratch
 from swe_rl_env.grade import ErrorReason, Grade, judge, rejected, ungraded, unresolved
-from swe_rl_env.patch import PatchLimits, collect_patch, escapes
+from swe_rl_env.patch import PatchLimits, collect_patch, escapes, is_compiled
 from swe_rl_env.protect import Protection
 from swe_rl_env.suite import SuiteRun, run_suite
 from swe_rl_env.tario import MODE_LINK, pack
@@ -62,7 +62,12 @@ def grading_tree(built: BuiltTask, patch: bytes, canary: Canary) -> GradingTree:
         tree = s.with_entries(tree, restore) if restore else tree
         empty = not s.changed(base, tree)
         final = s.apply(tree, built.test_patch)
-        files = [(path, mode, data + canary.appended.get(_text(path), b"")) for path, mode, data in s.contents(final)]
+        # Byte code is left behind: a stale or forged .pyc could stand in for the source beside it.
+        files = [
+            (path, mode, data + canary.appended.get(_text(path), b""))
+            for path, mode, data in s.contents(final)
+            if not is_compiled(_text(path))
+        ]
     files += [(p.encode(), "100644", data) for p, data in canary.files.items()]
     return GradingTree(tar=pack(files), dropped=tuple(sorted(_text(p) for p in drop)), empty=empty)
 

@@ -118,6 +118,8 @@ def patch_from_tar(tar: bytes, built: BuiltTask, limits: PatchLimits | None = No
             tree = s.import_files(base, files)
         except GitError as e:
             raise PatchRejected("unreadable_tree", f"The checkout cannot be stored as a tree: {e}") from e
+        if compiled := _compiled(entries, files):
+            tree = s.with_entries(tree, compiled)
         changed = s.changed(base, tree)
         if len(changed) > limits.files:
             raise PatchRejected("too_many_files", f"{len(changed)} files changed, the cap is {limits.files}.")
@@ -125,6 +127,17 @@ def patch_from_tar(tar: bytes, built: BuiltTask, limits: PatchLimits | None = No
     if len(patch) > limits.patch_bytes:
         raise PatchRejected("patch_too_large", f"The patch has {len(patch)} bytes, the cap is {limits.patch_bytes}.")
     return CollectedPatch(patch=patch, left_out=tuple(sorted(left_out)))
+
+
+def _compiled(base: dict[bytes, Entry], files: dict[bytes, tuple[str, bytes]]) -> dict[bytes, Entry | None]:
+    """Byte code that the release ships: running the project rewrites it, which is no part of anybody's work."""
+    shipped = {p: e for p, e in base.items() if is_compiled(p.decode("utf-8", "surrogateescape"))}
+    return {p: e for p, e in shipped.items() if not any(p.startswith(f + b"/") for f in files)}
+
+
+def is_compiled(path: str) -> bool:
+    """Whether the path is Python byte code."""
+    return path.endswith((".pyc", ".pyo"))
 
 
 def _read_tree(

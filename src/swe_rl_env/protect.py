@@ -52,7 +52,7 @@ class Protection:
         # Folders that come before the environment on sys.path: PYTHONPATH, and what pytest inserts for rootdirs.
         self._import_roots = {"", task.source_dir.strip("./"), *folders}
         self._shadowing = _RUNNER_MODULES | frozenset(built.environment.modules) | sys.stdlib_module_names
-        self._must_stay = self._patched | (self.test_files & self._base)
+        self._must_stay = self._patched | {p for p in self._base if self._is_test(p) or self._is_setting(p)}
 
     def covers(self, path: str) -> bool:
         """Whether an agent's change to ``path`` (relative to the checkout) is dropped."""
@@ -70,8 +70,11 @@ class Protection:
         return any(path.startswith(p + "/") for p in self._must_stay)
 
     def _is_test(self, path: str) -> bool:
-        # New files in a test folder stay: they may be honest tests, and they are not graded.
-        return path in self.test_files or (path in self._base and path.startswith(self._test_folders))
+        # New files in a test folder stay: they may be honest tests, and they are not graded. Not so a new
+        # __init__.py: it changes how the graded files there are imported.
+        if not path.startswith(self._test_folders):
+            return path in self.test_files
+        return path in self._base or posixpath.basename(path) == "__init__.py" or path in self.test_files
 
     def _is_setting(self, path: str) -> bool:
         name = posixpath.basename(path)

@@ -39,14 +39,18 @@ class Interpreter(msgspec.Struct, frozen=True):
     program: Path
 
 
-def _probe(program: str) -> Interpreter | None:
+def probe(program: str) -> Interpreter:
+    """Describe the interpreter behind ``program`` (its base, when that is a virtual environment's).
+
+    Raises:
+        MissingDependency: it does not run.
+    """
     try:
         done = subprocess.run([program, "-I", "-c", _PROBE], capture_output=True, timeout=60, check=True)
         prefix, version, full, stdlib = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    binary = Path(prefix) / "bin" / f"python{version}"
-    return Interpreter(Path(prefix), version, full, Path(stdlib), binary) if binary.exists() else None
+    except (OSError, subprocess.SubprocessError, ValueError) as e:
+        raise MissingDependency(f"{program} does not run: {e}.") from e
+    return Interpreter(Path(prefix), version, full, Path(stdlib), Path(prefix) / "bin" / f"python{version}")
 
 
 @lru_cache(maxsize=8)
@@ -57,8 +61,10 @@ def find_python(version: str) -> Interpreter:
         MissingDependency: there is none.
     """
     for program in (sys.executable, shutil.which(f"python{version}")):
-        found = _probe(program) if program else None
-        if found and found.version == version:
+        if program is None:
+            continue
+        found = probe(program)
+        if found.version == version and found.program.exists():
             return found
     raise MissingDependency(f"No Python {version} found.", fix=f"Put a python{version} on PATH.")
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shlex
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any, cast
 
 import msgspec
 
-from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.protocol import ExecResult, SandboxHandle
 from swe_rl_env.build import BuiltTask
 from swe_rl_env.canary import Canary
@@ -38,22 +36,6 @@ class SuiteRun(msgspec.Struct, frozen=True, kw_only=True):
     log_tail: str
 
 
-def pytest_arguments(built: BuiltTask) -> list[str]:
-    """The arguments of the row's ``python -m pytest ...`` command.
-
-    Raises:
-        ConfigError: the command has another shape, so its results could not be read exactly.
-    """
-    commands = built.task.install.test_cmd
-    words = shlex.split(commands[0]) if len(commands) == 1 else []
-    if words[:3] != ["python", "-m", "pytest"]:
-        raise ConfigError(
-            f"{built.task.instance_id}: log_parser pytest_nodeid_exact needs one command `python -m pytest ...`, "
-            f"not {commands!r}."
-        )
-    return words[3:]
-
-
 async def run_suite(box: SandboxHandle, built: BuiltTask, repo: str, canary: Canary, timeout_s: float) -> SuiteRun:
     """Run to the end or the deadline (seconds of wall clock); everything the suite started is killed then."""
     folder = f"{box.workdir}/.{secrets.token_hex(8)}"
@@ -65,7 +47,7 @@ async def run_suite(box: SandboxHandle, built: BuiltTask, repo: str, canary: Can
 async def _run_pytest(
     box: SandboxHandle, built: BuiltTask, repo: str, folder: str, canary: Canary, timeout_s: float
 ) -> SuiteRun:
-    arguments = pytest_arguments(built)
+    arguments = built.task.install.pytest_arguments()
     if _names_files(built, arguments):
         arguments += sorted(canary.files)  # otherwise the canary would not be collected
     env = built.environment.variables(built.task, repo)
@@ -123,7 +105,9 @@ def _read_report(data: bytes, nonce: str) -> dict[str, Verdict] | None:
 
 async def _run_tap(box: SandboxHandle, built: BuiltTask, repo: str, folder: str, timeout_s: float) -> SuiteRun:
     nonce = secrets.token_hex(16)
-    script = "\n".join(mark_command(c, nonce) for c in built.task.install.test_cmd) + "\n"
+    # The script removes itself before it starts anything: the nonce is then in no file, argv or environment.
+    lines = ['rm -f -- "$0"', *(mark_command(c, nonce) for c in built.task.install.test_cmd)]
+    script = "".join(f"{line}\n" for line in lines)
     await box.write(f"{folder}/run.sh", script.encode())
     env = built.environment.variables(built.task, repo)
     done = await box.exec(

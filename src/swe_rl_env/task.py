@@ -8,6 +8,7 @@ that describes the fix) stays with the grader: nothing that writes into the agen
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,19 @@ class InstallConfig(msgspec.Struct, frozen=True, kw_only=True):
     npm_packages: list[str] = []
     base_image_name: str | None = None
     docker_specs: dict[str, Any] | None = None
+
+    def pytest_arguments(self) -> list[str]:
+        """The arguments of the row's ``python -m pytest ...`` command.
+
+        Raises:
+            ConfigError: the command has another shape, so its results could not be read exactly.
+        """
+        words = shlex.split(self.test_cmd[0]) if len(self.test_cmd) == 1 else []
+        if words[:3] != ["python", "-m", "pytest"]:
+            raise ConfigError(
+                f"log_parser pytest_nodeid_exact needs one command `python -m pytest ...`, not {self.test_cmd!r}."
+            )
+        return words[3:]
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +170,8 @@ def task_from_row(row: Mapping[str, Any], *, where: str = "row") -> SweTask:
         install = msgspec.convert(r.install_config, InstallConfig)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{where}: {e}.", fix="The columns are those of SWE-rebench V2 (see swe_rl_env.task).") from e
+    if install.log_parser == "pytest_nodeid_exact":
+        install.pytest_arguments()  # a command whose results cannot be read is a load error, not a grading error
     if not r.problem_statement.strip():
         raise ConfigError(f"{where}: problem_statement is empty.")
     if not r.test_patch_paths or not r.gold_patch_paths:
