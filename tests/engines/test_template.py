@@ -79,10 +79,10 @@ def test_equals_the_published_template_without_tools(messages: Messages, prompt:
 
 @pytest.mark.real
 def test_published_text_is_what_the_package_carries() -> None:
-    gguf = pytest.importorskip("gguf")
     from drivetrain.engines.convert import _gguf_file
 
-    assert gguf.GGUFReader(_gguf_file()).fields["tokenizer.chat_template"].contents() == PUBLISHED
+    with _gguf_file().open("rb") as file:
+        assert PUBLISHED.encode() in file.read(4 << 20)  # the metadata comes first
 
 
 def test_tools_go_into_the_system_message() -> None:

@@ -206,30 +206,33 @@ class SlotLoop:
         for slot in self._slots:
             if budget <= 0 or slot in decoding:
                 continue
-            if slot.kv is None or slot.kv.length == 0:
-                self._adopt(slot)
-            assert slot.kv is not None
-            worth = slot.kv.length + _WORTH_SHARING
+            source, shared = (None, slot.kv.length) if slot.kv else self._longest_prefix(slot)
+            worth = shared + _WORTH_SHARING
             if any(common_prefix(slot.prompt, ahead.prompt) > worth for ahead in filling):
                 continue
+            if slot.kv is None:
+                self._begin(slot, source, shared)
             count = min(slot.todo, budget)
             plan.append((slot, count))
             filling.append(slot)
             budget -= count
         return plan
 
-    def _adopt(self, slot: Slot) -> None:
-        """Start ``slot`` from the longest computed prefix: a finished sequence's or a running neighbour's."""
-        tokens = as_tokens(slot.tokens) if slot.logprobs else slot.prompt
+    def _longest_prefix(self, slot: Slot) -> tuple[SequenceKV | None, int]:
+        """The longest computed prefix of ``slot``'s tokens: a finished sequence's or a running neighbour's."""
+        tokens = as_tokens(slot.tokens)
         kv, shared = self.cache.find(tokens)
         for other in self._slots:
             if other is not slot and other.kv is not None and other.kv.length > shared:
                 live = min(common_prefix(other.prompt, tokens), other.kv.length)
                 if live > shared:
                     kv, shared = other.kv, live
-        shared = min(shared, len(tokens) - 1)  # the last token must run to give logits
-        capacity = len(tokens) + min(slot.max_new, _GROW)
-        slot.kv = kv.fork(shared, capacity) if kv is not None and shared else SequenceKV(self.shape, capacity)
+        return kv, min(shared, len(tokens) - 1)  # the last token must run to give logits
+
+    def _begin(self, slot: Slot, source: SequenceKV | None, shared: int) -> None:
+        """Give ``slot`` a buffer that starts with a copy of the ``shared`` first tokens of ``source``."""
+        capacity = len(slot.tokens) + min(slot.max_new, _GROW)
+        slot.kv = source.fork(shared, capacity) if source and shared else SequenceKV(self.shape, capacity)
         self.metrics.cached_tokens += shared
         if not slot.counted:
             slot.counted = True
