@@ -77,8 +77,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One harness. ``stops`` maps the harness's own final words to a :data:`StopReason`; a word it does not list is
     ``crashed``. ``overflow_marks`` are lower-case fragments of an error text that make a ``model_error`` a
     ``context_overflow``. ``native_log`` is the trajectory the harness writes, ``{home}`` allowed. ``task_guard`` lists
-    first characters the harness would not take as text. ``log_noise`` lists how the lines of the event stream begin that
-    are left out of the returned log (partial answers, repeated per token)."""
+    first characters the harness would not take as text. ``log_noise`` lists the beginnings of log
+    lines that are not returned (partial answers, repeated per token)."""
 
     name: str
     bundle: str

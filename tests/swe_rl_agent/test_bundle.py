@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import ConfigError, InfrastructureError, MissingDependency
-from swe_rl_agent import bundle, bundle_node, bundle_python
+from swe_rl_agent import bundle, bundle_python
 from swe_rl_agent.bundle import LOCKS, Recipe, build_bundle
 
 
@@ -87,7 +88,7 @@ def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bundle_node.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(MissingDependency, match=r"npm was not found.*Install Node\.js"):
         build_bundle("pi", tmp_path)
     monkeypatch.setattr(bundle_python, "has_pip", lambda: False)

@@ -11,7 +11,7 @@ from drivetrain.errors import ConfigError
 from swe_rl_agent import get_agent, list_agents, load_preset
 from swe_rl_agent.plan import LaunchPlan, make_plan
 from swe_rl_agent.preset import PRESETS
-from swe_rl_agent.template import fill, merge
+from swe_rl_agent.template import Value, fill, merge
 
 KEY = "dt-key-0123456789"
 GOOD = """
@@ -105,7 +105,12 @@ def test_the_config_hash_is_about_the_configuration_only(name: str) -> None:
 
 
 def test_numbers_stay_numbers_and_templates_of_the_harness_stay_templates() -> None:
-    tree = {"n": "{max_turns}", "text": "at most {max_turns}", "jinja": "{{task}} {% if a %}", "list": ["{task}"]}
+    tree: Value = {
+        "n": "{max_turns}",
+        "text": "at most {max_turns}",
+        "jinja": "{{task}} {% if a %}",
+        "list": ["{task}"],
+    }
     assert fill(tree, {"max_turns": 3, "task": "{model}"}) == {
         "n": 3,
         "text": "at most 3",
@@ -128,4 +133,4 @@ def test_a_task_that_looks_like_an_option_or_a_file_stays_text() -> None:
 )
 def test_values_a_harness_would_change_are_refused(values: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
-        plan("pi", **values)  # type: ignore[arg-type]
+        plan("pi", **values)
