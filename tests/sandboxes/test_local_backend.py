@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from drivetrain.errors import ConfigError, MissingDependency
-from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError, local
+from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError, bwrap, local
 from drivetrain.sandboxes.cgroups import Groups
 from drivetrain.sandboxes.interpreter import Interpreter, find_interpreter
 from drivetrain.sandboxes.label import new_id, new_label, write_label
@@ -157,3 +159,31 @@ asyncio.run(main())
     finally:
         os.kill(fork, 9)
     assert len(reap(tmp_path)) == 1
+
+
+async def test_a_start_cut_off_at_any_moment_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bubblewrap's child waits for its parent before it is tied to it; killing only the parent would orphan it."""
+    backend = LocalBackend(tmp_path)
+    await (await backend.create(SandboxSpec())).close()
+    launch = bwrap.launch
+    delay = 0.0
+
+    def launch_and_cancel(argv: list[str], *, control_fd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
+        process = launch(argv, control_fd=control_fd, stderr_fd=stderr_fd)
+        time.sleep(delay)
+        task.cancel()
+        return process
+
+    monkeypatch.setattr(bwrap, "launch", launch_and_cancel)
+    for step in range(30):
+        delay = step * 0.0003
+        task = asyncio.create_task(backend.create(SandboxSpec()))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await asyncio.sleep(0.2)
+    assert list(tmp_path.iterdir()) == []
+    lines = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            lines.append((entry / "cmdline").read_bytes())
+    assert not [line for line in lines if bytes(tmp_path) in line]
