@@ -15,6 +15,7 @@ from swe_rl_env.grading import grade_workspace
 from swe_rl_env.patch import CollectedPatch, PatchLimits, collect, collect_patch
 from swe_rl_env.task import PublicPart, SweTask, task_from_row
 from swe_rl_env.tasks import get_task, load_tasks, prompt_for
+from swe_rl_env.validate import Validation, validate_task
 from swe_rl_env.workspace import Workspace, open_workspace
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PublicPart",
     "ReferenceAgent",
     "SweTask",
+    "Validation",
     "Workspace",
     "build_task",
     "collect",
@@ -45,4 +47,5 @@ __all__ = [
     "reference_agent",
     "rejected",
     "task_from_row",
+    "validate_task",
 ]

@@ -18,7 +18,7 @@ import msgspec
 from drivetrain.sandboxes.protocol import SandboxError
 from swe_rl_env.build import BuiltTask
 from swe_rl_env.errors import PatchRejected
-from swe_rl_env.gitio import Entry, GitError, Scratch
+from swe_rl_env.gitio import Entry, Scratch
 from swe_rl_env.tario import MODE_EXEC, MODE_FILE, MODE_LINK
 from swe_rl_env.workspace import Workspace
 
@@ -114,10 +114,7 @@ def patch_from_tar(tar: bytes, built: BuiltTask, limits: PatchLimits | None = No
     with Scratch(built.git_dir) as s:
         entries = s.entries(base)
         files, left_out = _read_tree(tar, entries, limits)
-        try:
-            tree = s.import_files(base, files)
-        except GitError as e:
-            raise PatchRejected("unreadable_tree", f"The checkout cannot be stored as a tree: {e}") from e
+        tree = s.import_files(base, files)
         if compiled := _compiled(entries, files):
             tree = s.with_entries(tree, compiled)
         changed = s.changed(base, tree)

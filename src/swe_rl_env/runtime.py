@@ -8,6 +8,7 @@ prefix the interpreter was built for (a shared libpython is found by absolute pa
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,8 +26,10 @@ _PROBE = (
     "sysconfig.get_path('stdlib')]))"
 )
 _DROPPED = ("site-packages", "dist-packages", "ensurepip", "idlelib", "test", "turtledemo", "tkinter", "config-*")
-# Third-party packages of the distribution, visible wherever /usr is; hidden for the same reason as site-packages.
-_SYSTEM_PACKAGES = ("/usr/lib/python3/dist-packages", "/usr/lib/node_modules", "/usr/share/nodejs")
+# Where package managers put third-party code. /usr is visible in a local sandbox, so these are hidden in it for the
+# same reason; the walk skips folders that are large and hold none.
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules", "nodejs"})
+_NOT_WALKED = frozenset({"doc", "icons", "include", "locale", "man"})
 
 
 class Interpreter(msgspec.Struct, frozen=True):
@@ -107,7 +110,17 @@ def runtime_mounts(python: Interpreter, cache: Path) -> tuple[Mount, ...]:
     return (Mount(copy, str(python.prefix)),)
 
 
+@lru_cache(maxsize=1)
+def _system_packages() -> tuple[str, ...]:
+    """Package folders below /usr on this host; the walk takes a second or two, once per process."""
+    found: list[str] = []
+    for folder, names, _ in os.walk("/usr"):
+        found += [f"{folder}/{n}" for n in names if n in _PACKAGE_FOLDERS]
+        names[:] = [n for n in names if n not in _PACKAGE_FOLDERS and n not in _NOT_WALKED]
+    return tuple(sorted(found))
+
+
 def hidden_packages(cache: Path) -> tuple[Mount, ...]:
-    """Empty folders over the distribution's own packages, where this host has them."""
+    """Empty folders over every package folder of the system: one may hold the release that has the fix."""
     empty = build_once(cache / "runtimes" / "empty", lambda _: None)
-    return tuple(Mount(empty, p) for p in _SYSTEM_PACKAGES if Path(p).is_dir())
+    return tuple(Mount(empty, p) for p in _system_packages())

@@ -8,13 +8,12 @@ import psutil
 import pytest
 
 from drivetrain.sandboxes import SandboxBackend, SandboxHandle, SandboxSpec, SandboxStartError
-from swe_rl_env import AGENTS, BuiltTask, PatchLimits, grade_workspace, open_workspace
+from swe_rl_env import AGENTS, BuiltTask, PatchLimits, grade_workspace, open_workspace, validate_task
 from swe_rl_env.gitio import Scratch
 from swe_rl_env.grading import grade
 
 _FAST = (
     "pypi__deepmerge-1.1.1",
-    "pypi__markupsafe-2.1.5",
     "pypi__parse-1.20.1",
     "pypi__voluptuous-0.15.2",
     "pypi__xmltodict-0.14.2",
@@ -224,3 +223,12 @@ async def test_javascript_cheats(
 ) -> None:
     result = await grade(shell_quote, edited(shell_quote, changes, append=append), backend)
     assert (result.reward, result.reason) == (0.0, reason), result.log_tail
+
+
+async def test_validation(xmltodict: BuiltTask, backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await validate_task(xmltodict, backend, gold_runs=2, noop_runs=1)
+    assert found.ok, found.problems
+    assert [g.reward for g in found.gold + found.noop] == [1.0, 1.0, 0.0]
+    monkeypatch.setitem(AGENTS, "oracle", AGENTS["noop"])
+    found = await validate_task(xmltodict, backend, gold_runs=1, noop_runs=1)
+    assert found.problems[0].startswith("gold run 1: empty_patch")

@@ -37,21 +37,24 @@ async def test_nothing_private_is_inside(xmltodict: BuiltTask, backend: SandboxB
     assert prompt_for(task).encode() not in inside
 
 
-async def test_project_is_only_there_once(build, backend: SandboxBackend) -> None:  # type: ignore[no-untyped-def]
-    """No other copy of the project, perhaps with the fix, in the interpreter's or the system's packages."""
-    built = build("pypi__pyjwt-2.6.0")
-    workspace = await open_workspace(backend, built)
+async def test_project_is_only_there_once(xmltodict: BuiltTask, backend: SandboxBackend) -> None:
+    """No package folder but the task's own has content: another copy of the project could hold the fix."""
+    environment = xmltodict.environment
+    workspace = await open_workspace(backend, xmltodict)
     try:
-        found = await workspace.sandbox.exec(
-            [
-                "/bin/sh",
-                "-c",
-                "find / -xdev -name api_jwt.py -not -path '/proc/*' 2>/dev/null; find / -name pip -type d",
-            ]
+        script = (
+            "find /usr /opt /root /home /work -type d "
+            "\\( -name site-packages -o -name dist-packages -o -name node_modules \\) -prune 2>/dev/null "
+            "| while read d; do [ -z \"$(ls -A $d)\" ] || echo $d; done; python -c 'import sys; print(sys.base_prefix)'"
         )
+        found = await workspace.sandbox.exec(["/bin/sh", "-c", script])
+        prefix = found.stdout.decode().split()[-1]
+        own = await workspace.sandbox.exec(["/bin/sh", "-c", f"ls -A {prefix}/lib/python*/site-packages"])
     finally:
         await workspace.close()
-    assert found.stdout.decode().split() == ["/work/pyjwt/jwt/api_jwt.py"]
+    assert found.stdout.decode().split()[:-1] == ["/opt/task-env/lib/python3.11/site-packages"]
+    assert own.stdout == b"" or prefix == "/usr"
+    assert "xmltodict" not in environment.modules
 
 
 async def test_suite_runs_inside(xmltodict: BuiltTask, backend: SandboxBackend) -> None:
