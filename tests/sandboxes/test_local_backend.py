@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import ConfigError, MissingDependency
-from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError, bwrap, local
+from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError, bwrap, local_sandbox
 from drivetrain.sandboxes.cgroups import Groups
 from drivetrain.sandboxes.interpreter import Interpreter, find_interpreter
 from drivetrain.sandboxes.label import new_id, new_label, write_label
@@ -53,7 +53,7 @@ async def test_forbidden_namespaces_are_named_with_bubblewraps_words(
 
 async def test_a_start_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_bwrap(tmp_path / "bin", '[ "$1" = --version ] && echo bubblewrap 0.8.0 && exit; exec sleep 4719', monkeypatch)
-    monkeypatch.setattr(local, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(local_sandbox, "START_TIMEOUT_S", 0.3)
     with pytest.raises(SandboxStartError):
         await LocalBackend(tmp_path / "root").create(SandboxSpec())
     assert list((tmp_path / "root").iterdir()) == []
@@ -89,7 +89,7 @@ async def test_the_first_create_removes_what_a_dead_owner_left(tmp_path: Path) -
 async def test_without_control_groups_it_says_so_once_and_still_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local, "make_groups", lambda *_: Groups())
+    monkeypatch.setattr(local_sandbox, "make_groups", lambda *_: Groups())
     backend = LocalBackend(tmp_path)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -103,7 +103,7 @@ async def test_without_control_groups_it_says_so_once_and_still_works(
 
 async def test_without_a_system_python_ours_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable = str(Path(sys.executable).resolve())
-    monkeypatch.setattr(local, "find_interpreter", lambda: Interpreter(executable, Path(sys.base_prefix)))
+    monkeypatch.setattr(local_sandbox, "find_interpreter", lambda: Interpreter(executable, Path(sys.base_prefix)))
     (tmp_path / "gw").mkdir()
     backend = LocalBackend(tmp_path / "root", relay_port=8123)
     spec = SandboxSpec(network="gateway", gateway_socket=tmp_path / "gw" / "s.sock")
