@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import ConfigError, MissingDependency
-from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError, bwrap, local_sandbox
+from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError, bwrap, local, local_sandbox
 from drivetrain.sandboxes.cgroups import Groups
 from drivetrain.sandboxes.interpreter import Interpreter, find_interpreter
 from drivetrain.sandboxes.label import new_id, new_label, write_label
@@ -174,6 +174,9 @@ async def test_a_start_cut_off_at_any_moment_leaves_no_process(tmp_path: Path, m
         task.cancel()
         return process
 
+    names = [new_id() for _ in range(30)]
+    unused = iter(names)
+    monkeypatch.setattr(local, "new_id", lambda: next(unused))
     monkeypatch.setattr(bwrap, "launch", launch_and_cancel)
     for step in range(30):
         delay = step * 0.0003
@@ -187,3 +190,5 @@ async def test_a_start_cut_off_at_any_moment_leaves_no_process(tmp_path: Path, m
         with contextlib.suppress(OSError):
             lines.append((entry / "cmdline").read_bytes())
     assert not [line for line in lines if bytes(tmp_path) in line]
+    groups = {folder.name for folder in Path("/sys/fs/cgroup").glob("**/drivetrain-*")}
+    assert groups.isdisjoint(f"drivetrain-{name}" for name in names)

@@ -185,12 +185,14 @@ class LocalSandbox(FileTransfer):
         argv = bwrap.build_argv(
             spec, bwrap=bwrap_path, folder=self._folder, python=python, control_fd=self._channel.remote.fileno()
         )
+        # Not in a thread: a start that is cancelled meanwhile would not know what to remove. It takes half a millisecond.
+        self._groups = make_groups(self.id, spec.limits)
+        label.cgroups = [str(folder) for folder in self._groups.folders]
+        write_label(self._folder, label)
         stderr_fd = os.memfd_create("stderr", os.MFD_CLOEXEC)
         try:
             self._process = bwrap.launch(argv, control_fd=self._channel.remote.fileno(), stderr_fd=stderr_fd)
             self._channel.remote.close()
-            self._groups = await asyncio.to_thread(make_groups, self.id, spec.limits)
-            label.cgroups = [str(folder) for folder in self._groups.folders]
             pid = await self._channel.expect("hello", START_TIMEOUT_S)
             self._init_pidfd = os.pidfd_open(pid)
             label.init_pid, label.init_started = pid, started(pid)
