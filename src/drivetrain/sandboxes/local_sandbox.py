@@ -185,7 +185,7 @@ class LocalSandbox(FileTransfer):
         argv = bwrap.build_argv(
             spec, bwrap=bwrap_path, folder=self._folder, python=python, control_fd=self._channel.remote.fileno()
         )
-        # Not in a thread: a start that is cancelled meanwhile would not know what to remove. It takes half a millisecond.
+        # Not in a thread (it takes half a millisecond): a start cancelled meanwhile would not know what to remove.
         self._groups = make_groups(self.id, spec.limits)
         label.cgroups = [str(folder) for folder in self._groups.folders]
         write_label(self._folder, label)
