@@ -11,7 +11,7 @@ import pytest
 
 from drivetrain.engines import convert
 from drivetrain.engines.models import DEFAULT_MODEL, ModelDir, read_model_dir, resolve_model
-from drivetrain.errors import ConfigError, MissingDependency
+from drivetrain.errors import ConfigError, InfrastructureError, MissingDependency
 
 
 def model_dir(path: Path, **files: object) -> Path:
@@ -124,6 +124,12 @@ def test_failed_conversion_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OSError, match="disk full"):
         resolve_model(cache=cache)
     assert [path.suffix for path in (cache / "models").iterdir()] == [".lock"]
+
+
+def test_a_conversion_that_breaks_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(convert.sys, "executable", "/bin/false")
+    with pytest.raises(InfrastructureError, match="exit 1"):
+        convert._convert(tmp_path / "x.gguf", tmp_path, print)
 
 
 def _need_package() -> None:

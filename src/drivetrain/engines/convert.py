@@ -12,17 +12,16 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import importlib.util
-import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from drivetrain.engines.models import DEFAULT_MODEL, Progress
-from drivetrain.engines.quiet import no_progress_bars
-from drivetrain.errors import MissingDependency
+from drivetrain.errors import InfrastructureError, MissingDependency
 
 CONVERSION = 1
 """Raise it when the conversion writes something else: caches made before are then left alone and unused."""
@@ -51,6 +50,7 @@ def converted(name: str, cache: Path | None = None, progress: Progress | None = 
 
     Raises:
         MissingDependency: the ``[engine]`` extra is not installed.
+        InfrastructureError: the conversion failed; nothing is left behind.
     """
     missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
     if _MODULE in missing:
@@ -106,31 +106,17 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _convert(gguf: Path, out: Path, say: Progress) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    # The GGUF reader draws a bar of its own, straight to stderr.
-    with no_progress_bars(), Path(os.devnull).open("w") as null, contextlib.redirect_stderr(null):
-        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        say("Read the weights; reading the tokenizer")
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        _save_model(loaded, out)
-    tokenizer.model_max_length = loaded.config.max_position_embeddings
-    tokenizer.chat_template = packaged_template()
-    tokenizer.save_pretrained(out)
-    _split_digits(out / "tokenizer.json")
-
-
-def _save_model(loaded: Any, out: Path) -> None:
-    """Write ``loaded`` as fp32 safetensors; save_pretrained refuses a GGUF-loaded model, so a fresh one carries it."""
-    config = type(loaded.config).from_dict(loaded.config.to_dict())
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    config._name_or_path = ""
-    fresh = type(loaded)(config)
-    fresh.load_state_dict(loaded.state_dict())
-    fresh.generation_config = type(loaded.generation_config).from_model_config(config)
-    fresh.save_pretrained(out, safe_serialization=True)
+    """Convert in a process of its own: torch stays out of this one, and its memory goes back to the system."""
+    command = [sys.executable, "-m", "drivetrain.engines.gguf", str(gguf), str(out)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise InfrastructureError(
+            f"converting {gguf.name} failed (exit {done.returncode}): {last}",
+            fix="Check free memory (2 GB) and disk space (600 MB), then run it again.",
+        )
+    say("Read the weights and the tokenizer")
 
 
 def _make_readable(folder: Path) -> None:
@@ -138,16 +124,3 @@ def _make_readable(folder: Path) -> None:
     folder.chmod(0o755)
     for file in folder.iterdir():
         file.chmod(0o644)
-
-
-def _split_digits(tokenizer_file: Path) -> None:
-    """Put back the pre-tokenizer rule that the GGUF reader drops: SmolLM splits every digit before byte-level BPE.
-
-    Source: ``tokenizer.ggml.pre = smollm`` in the file's metadata, whose first pattern in llama.cpp is ``\\p{N}``.
-    """
-    data = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-    byte_level = data["pre_tokenizer"]
-    if byte_level["type"] == "ByteLevel":
-        digits = {"type": "Digits", "individual_digits": True}
-        data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, byte_level]}
-        tokenizer_file.write_text(json.dumps(data, ensure_ascii=False, indent=2), encoding="utf-8")

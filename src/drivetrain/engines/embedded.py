@@ -217,7 +217,7 @@ class EmbeddedEngine:
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         if len(prompt_ids) >= self.context_length:
             raise ContextOverflow(len(prompt_ids), self.context_length)
-        if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= self._dir.vocab_size:
+        if len(prompt_ids) == 0 or min(prompt_ids) < 0 or max(prompt_ids) >= self._dir.vocab_size:
             raise EngineError(
                 f"a prompt needs at least one id and ids in [0, {self._dir.vocab_size}).", retryable=False
             )
