@@ -157,20 +157,22 @@ class TraceGraph:
             return ("same_prompt" if twin else "branch"), f"turn {match.parent.id} was continued before"
         if any(turn.prompt_chain == match.chain for turn in self):
             return "same_prompt", "the same messages were sent before"
-        if all(tools_key(self.tools_of(turn)) != tools_key(tools) for turn in self._leaves()):
+        wanted = tools_key(tools)
+        leaves = [turn for turn in self._leaves() if tools_key(self.tools_of(turn)) == wanted]
+        if not leaves:
             return "tools_changed", "the tool list differs from every stored one"
         known = [key for key, _ in self.stored_messages(match.parent)] if match.parent else []
-        return self._difference([*known, *match.tail_keys], messages)
+        return self._difference(leaves, [*known, *match.tail_keys], messages)
 
     def _leaves(self) -> list[Turn]:
         return [turn for turn in self if not self._children.get(turn.id)]
 
-    def _difference(self, keys: Sequence[Key], messages: Sequence[Message]) -> tuple[ForkReason, str]:
+    def _difference(
+        self, leaves: Sequence[Turn], keys: Sequence[Key], messages: Sequence[Message]
+    ) -> tuple[ForkReason, str]:
         """Compare a request with the stored chain that shares its longest beginning."""
-        stored, shared = max(
-            ((chain, _common(chain, keys)) for chain in map(self.stored_messages, self._leaves())),
-            key=lambda pair: pair[1],
-        )
+        chains = [self.stored_messages(leaf) for leaf in leaves]
+        stored, shared = max(((chain, _common(chain, keys)) for chain in chains), key=lambda pair: pair[1])
         if shared == 0:
             if messages[0].role in ("system", "developer"):
                 return "system_changed", "message 0 differs"
@@ -178,9 +180,12 @@ class TraceGraph:
         if shared == len(keys):
             return "message_removed", f"the request ends after message {shared - 1} of a stored conversation"
         role = messages[shared].role
-        if shared == len(stored) or (role == "assistant" and stored[shared][1]):
-            return "assistant_rewritten", f"message {shared} ({role}) is not what was served"
+        if shared == len(stored):
+            foreign = next((i for i in range(shared, len(messages)) if messages[i].role == "assistant"), shared)
+            return "assistant_rewritten", f"message {foreign} ({messages[foreign].role}) was not served here"
         if stored[shared][1]:
+            if role == "assistant":
+                return "assistant_rewritten", f"message {shared} is not what was served"
             return "assistant_removed", f"the served reply at message {shared} is missing"
         if keys[shared] in [key for key, _ in stored[shared + 1 :]]:
             return "message_removed", f"stored message {shared} is missing"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -101,53 +100,49 @@ def check_rows(
 ) -> list[Finding]:
     """All rows of a rollout against its graph: made of stored ids, and each trainable token trained exactly once."""
     found: list[Finding] = []
-    trained: Counter[int] = Counter()
+    trained = {turn.id: np.zeros(len(turn.sampled_ids), dtype=np.int64) for turn in graph}
     for index, row in enumerate(rows):
-        found += check_row(row, index)
-        found += _check_against_graph(graph, row, index)
-        trained.update(_trained_turns(graph, row))
+        problems = [*check_row(row, index), *_check_against_graph(graph, row, index)]
+        found += problems
+        if not problems:
+            for turn, span in _sampled_spans(graph, row):
+                bits = row.loss_mask[span]
+                trained[turn.id][: len(bits)] += bits
     for turn in graph:
         expected = 0 if untrained_reason(turn, labels) else 1
-        if trained[turn.id] > expected:
-            found.append(Finding("token_trained_twice", f"turn {turn.id}", f"in {trained[turn.id]} rows"))
-        elif trained[turn.id] < expected:
-            found.append(Finding("token_not_trained", f"turn {turn.id}", "sampled, delivered, selected, in no row"))
+        counts = trained[turn.id]
+        if np.any(counts > expected):
+            found.append(Finding("token_trained_twice", f"turn {turn.id}", f"a token is in {counts.max()} rows"))
+        elif np.any(counts < expected):
+            detail = f"{int(np.sum(counts < expected))} sampled, delivered, selected tokens are in no row"
+            found.append(Finding("token_not_trained", f"turn {turn.id}", detail))
     return found
 
 
-def _trained_turns(graph: TraceGraph, row: HarnessTrace) -> list[int]:
-    """Turns whose sampled span is under the mask, read from the mask itself and not from the row's own claims."""
-    found: list[int] = []
+def _sampled_spans(graph: TraceGraph, row: HarnessTrace) -> Iterator[tuple[Turn, slice]]:
+    """Where each turn's sampled ids stand in the response; the last may be cut by the row's end."""
     at = 0
     for position, turn_id in enumerate(row.metadata["turns"]):
         turn = graph[turn_id]
         at += len(turn.delta_ids) if position else 0
-        span = row.loss_mask[at : at + len(turn.sampled_ids)]
+        yield turn, slice(at, at + len(turn.sampled_ids))
         at += len(turn.sampled_ids)
-        if any(span):
-            found.append(turn_id)
-    return found
 
 
 def _check_against_graph(graph: TraceGraph, row: HarnessTrace, index: int) -> list[Finding]:
     where = f"row {index}"
     turns = [graph[turn_id] for turn_id in row.metadata["turns"]]
-    ids = graph.ids_through(turns[-1])
-    if [turn.id for turn in graph.path(turns[-1])] != row.metadata["turns"]:
+    if not turns or [turn.id for turn in graph.path(turns[-1])] != row.metadata["turns"]:
         return [Finding("row_not_from_stored_ids", where, "its turns are no path of the graph")]
+    ids = graph.ids_through(turns[-1])
     if not np.array_equal(ids, np.asarray([*row.prompt_ids, *row.response_ids], dtype=np.int32)):
         return [Finding("row_not_from_stored_ids", where, "ids differ from the stored path")]
-    mask: list[int] = []
-    logprobs: list[float] = []
-    for position, turn in enumerate(turns):
-        if position:
-            mask += [0] * len(turn.delta_ids)
-            logprobs += [0.0] * len(turn.delta_ids)
-        mask += [1] * len(turn.sampled_ids)
-        logprobs += turn.logprobs.tolist()
-    if len(mask) != len(row.loss_mask) or np.any(np.asarray(row.loss_mask) > np.asarray(mask)):
+    stored = np.full(len(row.response_ids), np.nan, dtype=np.float32)
+    for turn, span in _sampled_spans(graph, row):
+        stored[span] = turn.logprobs
+    mask = np.asarray(row.loss_mask) == 1
+    if np.any(np.isnan(stored[mask])):
         return [Finding("row_mask_value", where, "the mask trains a token that was not sampled")]
-    wrong = [i for i, bit in enumerate(row.loss_mask) if bit and row.response_logprobs[i] != logprobs[i]]
-    if wrong:
-        return [Finding("row_logprob", where, f"position {wrong[0]} differs from the stored log-prob")]
+    if not np.array_equal(stored[mask], np.asarray(row.response_logprobs, dtype=np.float32)[mask]):
+        return [Finding("row_logprob", where, "a log-prob differs from the stored one")]
     return []

@@ -1,0 +1,169 @@
+"""Properties of the turn graph under random harness behaviour."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drivetrain.messages import Message, Reply, RequestedSampling, ToolSpec, Usage
+from drivetrain.trace.graph import TraceGraph, prompt_digest
+from drivetrain.trace.keys import extend, message_key
+from drivetrain.trace.sample import rows_of, untrained_reason
+from drivetrain.trace.turn import Label, Turn, pack_ids, pack_logprobs
+from drivetrain.trace.validate import check_graph, check_row, check_rows
+
+TAG = "0123abcd"
+
+
+class Harness:
+    """Plays a session straight on the graph: the part of the gateway that is not HTTP, engine or template."""
+
+    def __init__(self) -> None:
+        self.graph = TraceGraph(TAG)
+        self.histories: list[list[Message]] = [[Message("system", "s"), Message("user", "task")]]
+        self.sent: dict[int, list[int]] = {}
+        self.foreign: dict[int, bool] = {}
+
+    def ask(self, history: list[Message], *, delivered: bool, label: Label, tools: tuple[ToolSpec, ...] = ()) -> Turn:
+        graph = self.graph
+        match = graph.match(history, tools)
+        turn_id = graph.reserve_id()
+        delta = _ids("delta", turn_id, 2 + turn_id % 3)
+        start = graph.ids_through(match.parent).tolist() if match.parent else []
+        prompt = [*start, *delta]
+        reply = Reply("r", "m", 0, f"answer {turn_id}", "", (), "stop", Usage(len(prompt), 3))
+        spoken = message_key(Message("assistant", reply.content))
+        sampled = _ids("sampled", turn_id, 1 + turn_id % 4)
+        reason, detail = graph.explain(match, history, tools)
+        turn = Turn(
+            id=turn_id,
+            parent=match.parent.id if match.parent else None,
+            link="root",
+            fork_reason=reason,
+            fork_detail=detail,
+            delta_ids=pack_ids(delta),
+            sampled_ids=pack_ids(sampled),
+            logprobs=pack_logprobs([-0.5 - i for i in range(len(sampled))]),
+            prompt_len=len(prompt),
+            prompt_sha256=prompt_digest(pack_ids(prompt)),
+            tail_keys=match.tail_keys,
+            prompt_chain=match.chain,
+            reply_key=spoken,
+            reply_chain=extend(match.chain, spoken),
+            label=label,
+            finish_reason="stop",
+            policy_version_start=0,
+            policy_version_end=0,
+            dialect="test",
+            requested=RequestedSampling(),
+            effective={},
+            engine="test",
+            reply=reply,
+            tools=tools if match.parent is None else None,
+            started_at=0,
+            dispatched_at=0,
+            completed_at=0,
+            delivered=delivered,
+        )
+        graph.add(turn)
+        self.sent[turn_id] = prompt
+        self.foreign[turn_id] = any(message.role == "assistant" for message in match.tail)
+        return turn
+
+
+def _ids(kind: str, turn_id: int, count: int) -> list[int]:
+    digest = hashlib.sha256(f"{kind}{turn_id}".encode()).digest()
+    return [int(byte) for byte in digest[:count]]
+
+
+step = st.fixed_dictionaries(
+    {
+        "history": st.integers(0, 5),
+        "action": st.sampled_from(["continue", "repeat", "branch", "drop", "rewrite", "new"]),
+        "delivered": st.booleans(),
+        "label": st.sampled_from(["agent", "agent", "subagent", "title"]),
+        "tool": st.booleans(),
+    }
+)
+
+
+def play(steps: list[dict[str, Any]]) -> Harness:
+    harness = Harness()
+    tool = (ToolSpec("bash"),)
+    for number, move in enumerate(steps):
+        history = harness.histories[move["history"] % len(harness.histories)]
+        asked = list(history)
+        if move["action"] == "drop" and len(asked) > 2:
+            del asked[len(asked) // 2]
+        elif move["action"] == "rewrite":
+            asked[-1] = Message(asked[-1].role, asked[-1].content + "!")
+        elif move["action"] == "new":
+            asked = [Message("system", "other"), Message("user", f"task {number}")]
+        turn = harness.ask(asked, delivered=move["delivered"], label=move["label"], tools=tool if move["tool"] else ())
+        if move["action"] != "repeat":
+            grown = [*asked, Message("assistant", turn.reply.content), Message("user", f"result {number}")]
+            if move["action"] == "continue":
+                history[:] = grown
+            else:
+                harness.histories.append(grown)
+    return harness
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(step, min_size=1, max_size=25))
+def test_prompts_rebuild_and_tokens_are_trained_once(steps: list[dict[str, Any]]) -> None:
+    harness = play(steps)
+    graph = harness.graph
+    for turn in graph:
+        assert graph.prompt_ids(turn).tolist() == harness.sent[turn.id]
+        if turn.parent is not None:
+            stored = graph.ids_through(graph[turn.parent])
+            assert np.array_equal(graph.prompt_ids(turn)[: len(stored)], stored)
+    rows = rows_of(graph)
+    assert check_graph(graph) == []
+    assert check_rows(graph, rows) == []
+    trainable = sum(len(turn.sampled_ids) for turn in graph if not untrained_reason(turn))
+    assert sum(sum(row.loss_mask) for row in rows) == trainable
+    seen = [turn for row in rows for turn in row.metadata["trained_turns"]]
+    assert len(seen) == len(set(seen))
+    for row in rows:
+        assert check_row(row) == []
+        assert row.loss_mask[-1] == 1
+        for turn_id in row.metadata["turns"]:
+            parent = graph[turn_id].parent
+            assert parent is None or parent in row.metadata["turns"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(step, min_size=1, max_size=15))
+def test_every_branch_has_a_reason(steps: list[dict[str, Any]]) -> None:
+    """Whatever does not simply extend the newest turn says why (design invariant 2)."""
+    harness = play(steps)
+    for turn in harness.graph:
+        siblings = [other for other in harness.graph if other.parent == turn.parent and other.id < turn.id]
+        assert bool(turn.fork_reason) == (bool(siblings) or harness.foreign[turn.id]), turn
+
+
+@given(
+    st.lists(step, min_size=1, max_size=10), st.integers(0, 10_000), st.sampled_from(["id", "mask", "logprob", "row"])
+)
+def test_checks_can_fail(steps: list[dict[str, Any]], where: int, kind: str) -> None:
+    """Every kind of damage to a row is found: a check that cannot fail proves nothing."""
+    graph = play([{**move, "delivered": True, "label": "agent"} for move in steps]).graph
+    rows = rows_of(graph)
+    row = rows[where % len(rows)]
+    at = where % len(row.response_ids)
+    if kind == "id":
+        row.response_ids[at] += 1
+    elif kind == "mask":
+        row.loss_mask[at] ^= 1
+        row.response_logprobs[at] = -1.0 if row.loss_mask[at] else 0.0
+    elif kind == "logprob":
+        row.response_logprobs[at] -= 0.25
+    else:
+        rows.remove(row)
+    assert check_rows(graph, rows) != []
