@@ -59,7 +59,10 @@ async def test_oracle_and_noop(build, backend: SandboxBackend, instance_id: str)
 
 
 async def test_gold_with_edited_tests_counts_without_the_edits(xmltodict: BuiltTask, backend: SandboxBackend) -> None:
-    changes = {"tests/test_xmltodict.py": b"def test_nothing():\n    pass\n", "tests/test_dicttoxml.py": None}
+    changes: dict[str, bytes | None] = {
+        "tests/test_xmltodict.py": b"def test_nothing():\n    pass\n",
+        "tests/test_dicttoxml.py": None,
+    }
     result = await grade(xmltodict, edited(xmltodict, changes, gold=True), backend)
     assert result.reward == 1.0
     assert result.dropped_paths == ("tests/test_dicttoxml.py", "tests/test_xmltodict.py")
@@ -72,7 +75,10 @@ async def test_edited_tests_only(xmltodict: BuiltTask, backend: SandboxBackend) 
 
 
 async def test_new_honest_tests_do_not_hurt(xmltodict: BuiltTask, backend: SandboxBackend) -> None:
-    changes = {"tests/test_mine.py": b"def test_x():\n    assert 0\n", "scratch_test.py": b"import nope\n"}
+    changes: dict[str, bytes | None] = {
+        "tests/test_mine.py": b"def test_x():\n    assert 0\n",
+        "scratch_test.py": b"import nope\n",
+    }
     result = await grade(xmltodict, edited(xmltodict, changes, gold=True), backend)
     assert (result.reward, result.dropped_paths) == (1.0, ())
 
