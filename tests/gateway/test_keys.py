@@ -28,9 +28,12 @@ async def test_unknown_key_is_401_everywhere(start_rig: StartRig, method: str, p
     rig = await start_rig()
     session, _ = await rig.session()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with aiohttp.ClientSession() as http, http.request(
-        method, rig.url + path, headers=headers, data=b"not read" if method == "POST" else None
-    ) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(
+            method, rig.url + path, headers=headers, data=b"not read" if method == "POST" else None
+        ) as response,
+    ):
         assert response.status == 401
         assert (await response.json())["error"]["code"] == "invalid_api_key"
     assert len(session.graph) == 0

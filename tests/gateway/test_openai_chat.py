@@ -62,9 +62,10 @@ async def test_keep_alives_while_the_engine_is_slow(start_rig: StartRig, tiny_mo
     _, client = await rig.session()
     body = {"model": "m", "messages": [USER], "stream": True}
     headers = {"Authorization": f"Bearer {client.api_key}"}
-    async with aiohttp.ClientSession() as http, http.post(
-        f"{rig.url}/v1/chat/completions", json=body, headers=headers
-    ) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{rig.url}/v1/chat/completions", json=body, headers=headers) as response,
+    ):
         raw = await response.text()
     assert raw.count(": keep-alive\n\n") >= 3
     assert raw.endswith("data: [DONE]\n\n")
@@ -114,9 +115,12 @@ async def test_bad_requests(start_rig: StartRig, change: dict[str, Any], status:
     rig = await start_rig()
     session, client = await rig.session()
     headers = {"Authorization": f"Bearer {client.api_key}"}
-    async with aiohttp.ClientSession() as http, http.post(
-        f"{rig.url}/v1/chat/completions", json={"model": "m", "messages": [USER], **change}, headers=headers
-    ) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            f"{rig.url}/v1/chat/completions", json={"model": "m", "messages": [USER], **change}, headers=headers
+        ) as response,
+    ):
         error = (await response.json())["error"]
         assert (response.status, error["code"]) == (status, code)
     assert len(session.graph) == 0
@@ -128,9 +132,10 @@ async def test_bodies_that_are_no_json(start_rig: StartRig, body: bytes) -> None
     rig = await start_rig()
     _, client = await rig.session()
     headers = {"Authorization": f"Bearer {client.api_key}"}
-    async with aiohttp.ClientSession() as http, http.post(
-        f"{rig.url}/v1/chat/completions", data=body, headers=headers
-    ) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{rig.url}/v1/chat/completions", data=body, headers=headers) as response,
+    ):
         assert response.status == 400
 
 
@@ -155,8 +160,7 @@ async def test_parallel_calls_of_one_session(start_rig: StartRig, tiny_model: Mo
     rig = await start_rig(engine=engine)
     session, client = await rig.session()
     asked = [
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"task {i}"}])
-        for i in range(8)
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"task {i}"}]) for i in range(8)
     ]
     await asyncio.gather(*asked)
     assert len(session.graph) == 8

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
-import click
 import typer
+from typer.core import TyperGroup
 
 from drivetrain import __version__
 from drivetrain.cli import doctor, rollout, serve, tasks, trace, train
 from drivetrain.cli.console import fail
 from drivetrain.errors import DrivetrainError
 
+
+class _Group(TyperGroup):
+    """A typed error becomes one clear line and a non-zero exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DrivetrainError as error:
+            raise typer.Exit(fail(error)) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="drivetrain",
+    cls=_Group,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -48,16 +62,5 @@ app.command("serve")(serve.serve)
 
 
 def main() -> None:
-    """Run the command line; a typed error becomes one clear line and a non-zero exit code."""
-    try:
-        code = app(standalone_mode=False)
-    except DrivetrainError as error:
-        code = fail(error)
-    except click.exceptions.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code or 0)
+    """Run the command line."""
+    app()

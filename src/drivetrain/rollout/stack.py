@@ -19,6 +19,7 @@ from drivetrain.gateway.server import GatewayServer
 from drivetrain.rollout.config import REFERENCE_AGENTS, RolloutConfig
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.run_dir import RunDir
+from drivetrain.sandboxes.protocol import Limits, SandboxBackend, SandboxSpec
 from drivetrain.sandboxes.registry import get_backend
 from swe_rl_agent.harness import CLIHarness
 from swe_rl_agent.registry import get_agent
@@ -60,6 +61,7 @@ async def open_stack(
     }
     async with AsyncExitStack() as stack:
         stack.push_async_callback(backend.aclose)
+        await _try_sandbox(backend)
         if config.needs_model and model is None:
             model = await asyncio.to_thread(resolve_model, config.model, None, tell)
         for harness in harnesses.values():
@@ -81,6 +83,16 @@ async def open_stack(
             }
         )
         yield EpisodeRunner(config, backend, tasks, harnesses, run, gateway=gateway, gateway_socket=socket)
+
+
+async def _try_sandbox(backend: SandboxBackend) -> None:
+    """Start one sandbox and close it: a machine that cannot should say so before anything is downloaded.
+
+    Raises:
+        MissingDependency, SandboxError: why it cannot.
+    """
+    box = await backend.create(SandboxSpec(limits=Limits(ttl_s=60)))
+    await box.close()
 
 
 async def _open_gateway(
