@@ -14,6 +14,7 @@ import pytest
 from drivetrain.engines.models import ModelDir
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
 from drivetrain.journal.reader import JournalReader
+from drivetrain.journal.writer import JournalError
 from drivetrain.trace.sample import rows_of
 from drivetrain.trace.validate import check_graph, check_rows
 from tests.gateway.conftest import BASH, Rig, StartRig, bash_call
@@ -324,6 +325,53 @@ async def test_continuing_a_turn_proves_its_delivery(start_rig: StartRig) -> Non
     said = {"role": "assistant", "content": done.choices[0].message.content}
     await client.chat.completions.create(model="m", messages=[USER, said, USER])  # type: ignore[list-item]
     assert turn.delivered
+
+
+async def test_no_byte_leaves_before_the_commit(start_rig: StartRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Committed, then sent (design invariant 5): the reply waits for the journal, streamed or not."""
+    rig = await start_rig(["one", "two"])
+    session, client = await rig.session()
+    gate = asyncio.Event()
+    add_turn = rig.gateway.journal.add_turn
+
+    async def slow(session_id: str, turn: Any) -> None:
+        await gate.wait()
+        await add_turn(session_id, turn)
+
+    monkeypatch.setattr(rig.gateway.journal, "add_turn", slow)
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    for number, stream in enumerate((False, True)):
+        gate.clear()
+        body = {"model": "m", "messages": [{"role": "user", "content": f"{number}"}], "stream": stream}
+        async with aiohttp.ClientSession() as http:
+            asked = asyncio.create_task(http.post(f"{rig.url}/v1/chat/completions", json=body, headers=headers))
+            done, _ = await asyncio.wait({asked}, timeout=0.3)
+            assert not done
+            assert len(JournalReader(rig.journal).graph(session.id, session.graph.session_tag)) == number
+            gate.set()
+            async with await asked as response:
+                assert response.status == 200
+                assert len(JournalReader(rig.journal).graph(session.id, session.graph.session_tag)) == number + 1
+                await response.read()
+
+
+async def test_a_turn_that_cannot_be_committed_is_not_served(
+    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await start_rig(["lost", "kept"])
+    session, client = await rig.session()
+
+    async def full(*_: Any) -> None:
+        raise JournalError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.gateway.journal, "add_turn", full)
+        with pytest.raises(openai.InternalServerError, match="disk full"):
+            await client.chat.completions.create(model="m", messages=[USER])
+    assert len(session.graph) == 0
+    done = await client.chat.completions.create(model="m", messages=[USER])
+    assert done.choices[0].message.content == "kept"
+    assert session.budget.turns == 1
 
 
 async def test_missing_logprobs_mask_the_turn_and_say_so(start_rig: StartRig, tiny_model: ModelDir) -> None:

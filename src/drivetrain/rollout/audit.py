@@ -52,7 +52,11 @@ def _audit(reader: JournalReader, known: set[str], result: RolloutResult, vocab_
         problems = _without_session(result)
         return Audit(rollout_id=result.rollout_id, turns=0, rows=0, trained_tokens=0, problems=problems)
     problems = [] if result.session_id in known else [f"session {result.session_id} is not in the journal"]
-    graph = reader.graph(result.session_id, session_tag(result.session_id))
+    try:
+        graph = reader.graph(result.session_id, session_tag(result.session_id))
+    except ValueError as error:
+        problems.append(f"the journal's turns are no graph: {error}")
+        return Audit(rollout_id=result.rollout_id, turns=0, rows=0, trained_tokens=0, problems=problems)
     problems += [str(finding) for finding in check_graph(graph, vocab_size=vocab_size)]
     problems += [str(finding) for finding in check_rows(graph, result.rows)]
     derived = rows_of(graph, reward=result.reward, session_id=result.session_id)

@@ -54,6 +54,9 @@ class TraceGraph:
         """Turns in commit order."""
         return iter(self._turns.values())
 
+    def __contains__(self, turn_id: object) -> bool:
+        return turn_id in self._turns
+
     def __getitem__(self, turn_id: int) -> Turn:
         return self._turns[turn_id]
 

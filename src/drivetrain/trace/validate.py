@@ -102,7 +102,7 @@ def check_rows(
     found: list[Finding] = []
     trained = {turn.id: np.zeros(len(turn.sampled_ids), dtype=np.int64) for turn in graph}
     for index, row in enumerate(rows):
-        problems = [*check_row(row, index), *_check_against_graph(graph, row, index)]
+        problems = check_row(row, index) or _check_against_graph(graph, row, index)
         found += problems
         if not problems:
             for turn, span in _sampled_spans(graph, row):
@@ -131,10 +131,10 @@ def _sampled_spans(graph: TraceGraph, row: HarnessTrace) -> Iterator[tuple[Turn,
 
 def _check_against_graph(graph: TraceGraph, row: HarnessTrace, index: int) -> list[Finding]:
     where = f"row {index}"
-    turns = [graph[turn_id] for turn_id in row.metadata["turns"]]
-    if not turns or [turn.id for turn in graph.path(turns[-1])] != row.metadata["turns"]:
-        return [Finding("row_not_from_stored_ids", where, "its turns are no path of the graph")]
-    ids = graph.ids_through(turns[-1])
+    named = row.metadata["turns"]
+    if not named or named[-1] not in graph or [turn.id for turn in graph.path(graph[named[-1]])] != named:
+        return [Finding("row_not_from_stored_ids", where, f"turns {named} are no path of the graph")]
+    ids = graph.ids_through(graph[named[-1]])
     if not np.array_equal(ids, np.asarray([*row.prompt_ids, *row.response_ids], dtype=np.int32)):
         return [Finding("row_not_from_stored_ids", where, "ids differ from the stored path")]
     stored = np.full(len(row.response_ids), np.nan, dtype=np.float32)
