@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -54,9 +54,10 @@ class Served:
 
     def open_session(self) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        reply = httpx.post(f"{self.admin}/sessions", headers=headers, json={}, timeout=10)
-        assert reply.status_code == 201, reply.text
-        return reply.json()
+        request = urllib.request.Request(f"{self.admin}/sessions", data=b"{}", headers=headers)
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            assert reply.status == 201
+            return json.load(reply)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

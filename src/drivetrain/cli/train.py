@@ -1,4 +1,4 @@
-"""``drivetrain train``: GRPO on recorded rollouts."""
+"""``drivetrain train``: GRPO on recorded rollouts, or on episodes run between the updates."""
 
 from __future__ import annotations
 
@@ -11,68 +11,126 @@ import typer
 from rich.table import Table
 
 from drivetrain.cli.console import out, print_json, tell
-from drivetrain.errors import ConfigError, MissingDependency
+from drivetrain.engines.models import DEFAULT_MODEL, resolve_model
+from drivetrain.errors import ConfigError
+from drivetrain.rollout.config import RolloutConfig
 from drivetrain.rollout.run_dir import RunDir
+from drivetrain.training.report import TrainReport
+from drivetrain.training.versions import require_trl
 
 TOLERANCE = 1e-4
 """Largest |log-prob difference| between trainer and sampler that fp32 explains on one machine (engines.md, 5)."""
 
 
 def train(
-    run_dir: Path = typer.Option(..., "--run", "-r", help="Run folder that `drivetrain rollout` wrote."),
-    steps: int = typer.Option(1, help="GRPO updates on these rollouts; those after the first are off-policy."),
+    run_dir: Path | None = typer.Option(None, "--run", "-r", help="Train on this run of `drivetrain rollout`."),
+    task: list[str] = typer.Option([], "--task", "-t", help="Or: run episodes of this task now; may be repeated."),
+    agent: list[str] = typer.Option([], "--agent", "-a", help="Agent of the live episodes; may be repeated."),
+    n: int = typer.Option(2, "-n", help="Live: rollouts per task and agent in a step (the GRPO group)."),
+    model: str = typer.Option(DEFAULT_MODEL, "--model", "-m", help="Live: bundled model name or model directory."),
+    steps: int = typer.Option(1, help="GRPO updates. On recorded rollouts those after the first are off-policy."),
     learning_rate: float = typer.Option(1e-6, "--lr", help="Learning rate."),
+    temperature: float = typer.Option(1.0, help="Live: sampling temperature."),
+    max_turns: int = typer.Option(20, help="Live: model calls per rollout."),
+    max_tokens: int = typer.Option(512, help="Live: sampled tokens per model call."),
+    deadline: float = typer.Option(1800.0, help="Live: seconds of wall time for the agent."),
+    variant: str | None = typer.Option(None, help="Live: preset variant, e.g. 'small' for short prompts."),
+    concurrency: int = typer.Option(2, "--concurrency", "-c", help="Live: rollouts in flight."),
     out_dir: Path | None = typer.Option(None, "--out", "-o", help="Save the trained model in this folder."),
     seed: int = typer.Option(42, help="Seed of the trainer."),
     json_output: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
-    """Run GRPO (TRL) on the rollouts of a run, on the model that sampled them, in fp32 on the CPU.
+    """Run GRPO (TRL) in fp32 on the CPU: on recorded rollouts (--run), or on episodes run between the updates (--task).
 
-    Every group (task x agent) needs at least two rollouts and all groups equally many. Prints the largest
-    |log-prob difference| between trainer and sampler and exits with 1 when it exceeds 1e-4: then the recorded tokens
-    are not what this model sampled, and training on them would be wrong.
+    Every group (task x agent) needs at least two rollouts and all groups equally many. Live episodes are sampled from
+    the trainer's own weights and recorded under runs/. Prints the largest |log-prob difference| between trainer and
+    sampler and exits with 1 when it exceeds 1e-4: then the recorded tokens are not what this model sampled, and
+    training on them would be wrong.
+
+    Example: drivetrain train -t pypi__xmltodict-0.14.2 -a pi -n 4 --steps 3 --variant small --out trained
     """
-    try:
-        from drivetrain.training.train import train_recorded
-    except ImportError as error:
-        raise MissingDependency("training needs TRL.", fix="Install it: pip install 'drivetrain[trl]'.") from error
-    run = RunDir.open(run_dir)
-    info: dict[str, Any] = run.info()
-    if info.get("model") is None:
-        raise ConfigError(f"the rollouts in {run_dir} made no model calls.", fix="Run an agent that uses the model.")
+    require_trl()
+    if (run_dir is None) == (not task):
+        raise ConfigError("name a recorded run with --run, or live tasks with --task and --agent (not both).")
     with ExitStack() as stack:
         folder = out_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-train-")))
-        report = train_recorded(
-            run.results(),
-            info["model"]["path"],
-            out_dir=folder,
-            steps=steps,
-            learning_rate=learning_rate,
-            temperature=info["config"]["temperature"],
-            policy_version=info.get("policy_version"),
-            save_model=out_dir is not None,
-            seed=seed,
-            progress=tell,
-        )
+        common: dict[str, Any] = {"out_dir": folder, "steps": steps, "learning_rate": learning_rate, "seed": seed}
+        common |= {"save_model": out_dir is not None, "progress": tell}
+        if run_dir is not None:
+            report = _recorded(RunDir.open(run_dir), common)
+        else:
+            config = RolloutConfig(
+                tasks=tuple(task),
+                agents=tuple(agent),
+                n=n,
+                model=model,
+                concurrency=concurrency,
+                temperature=temperature,
+                max_turns=max_turns,
+                max_tokens=max_tokens,
+                deadline_s=deadline,
+                variant=variant,
+            )
+            report = _live(config, common)
     if json_output:
         print_json(report)
     else:
-        table = Table("GRPO", "")
-        table.add_row("steps", str(report.steps))
-        table.add_row("rollouts, rows, trained tokens", f"{report.rollouts}, {report.rows}, {report.trained_tokens}")
-        table.add_row("reward mean, std", f"{_number(report.reward_mean)}, {_number(report.reward_std)}")
-        table.add_row("loss, gradient norm", f"{report.loss:.3g}, {report.grad_norm:.3g}")
-        table.add_row("largest |log-prob difference|", f"{report.logp_diff_max:.3g} (allowed {TOLERANCE:g})")
-        table.add_row("mean |log-prob difference|", f"{report.logp_diff_mean:.3g}")
-        table.add_row("seconds, peak memory", f"{report.seconds:.1f}, {report.peak_memory / 2**30:.1f} GiB")
-        out.print(table)
-        for note in report.notes:
-            out.print(note, markup=False)
-        if report.saved_to:
-            out.print(f"model: {report.saved_to}", markup=False)
+        _print(report)
+    if report.logp_diff_max > TOLERANCE:
+        raise typer.Exit(1)
+
+
+def _recorded(run: RunDir, common: dict[str, Any]) -> TrainReport:
+    from drivetrain.training.train import train_recorded
+
+    info: dict[str, Any] = run.info()
+    if info.get("model") is None:
+        raise ConfigError(f"the rollouts in {run.path} made no model calls.", fix="Run an agent that uses the model.")
+    return train_recorded(
+        run.results(),
+        info["model"]["path"],
+        temperature=info["config"]["temperature"],
+        policy_version=info.get("policy_version"),
+        **common,
+    )
+
+
+def _live(config: RolloutConfig, common: dict[str, Any]) -> TrainReport:
+    from drivetrain.training.episodes import LiveRollouts
+    from drivetrain.training.live import train_live
+
+    run = RunDir.create()
+    resolved = resolve_model(config.model, None, tell)
+    with LiveRollouts(config, resolved, run, tell) as live:
+        report = train_live(
+            live.make_source,
+            live.tasks,
+            resolved.path,
+            num_generations=config.n,
+            temperature=config.temperature,
+            sync=live.sync,
+            **common,
+        )
+    tell(f"episodes: {run.path}")
+    return report
+
+
+def _print(report: TrainReport) -> None:
+    table = Table("GRPO", "")
+    table.add_row("steps", str(report.steps))
+    table.add_row("rollouts, rows, trained tokens", f"{report.rollouts}, {report.rows}, {report.trained_tokens}")
+    table.add_row("reward mean, std", f"{_number(report.reward_mean)}, {_number(report.reward_std)}")
+    table.add_row("loss, gradient norm", f"{report.loss:.3g}, {report.grad_norm:.3g}")
+    table.add_row("largest |log-prob difference|", f"{report.logp_diff_max:.3g} (allowed {TOLERANCE:g})")
+    table.add_row("mean |log-prob difference|", f"{report.logp_diff_mean:.3g}")
+    table.add_row("seconds, peak memory", f"{report.seconds:.1f}, {report.peak_memory / 2**30:.1f} GiB")
+    out.print(table)
+    for note in report.notes:
+        out.print(note, markup=False)
     if report.logp_diff_max > TOLERANCE:
         out.print(f"worst rollout: {report.worst_rollout}", markup=False)
-        raise typer.Exit(1)
+    if report.saved_to:
+        out.print(f"model: {report.saved_to}", markup=False)
 
 
 def _number(value: float | None) -> str:

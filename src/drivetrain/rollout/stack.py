@@ -13,6 +13,7 @@ import drivetrain
 from drivetrain.engines.embedded import EmbeddedEngine
 from drivetrain.engines.models import ModelDir, resolve_model
 from drivetrain.engines.protocol import Engine
+from drivetrain.errors import ConfigError
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.model import load_codec
 from drivetrain.gateway.server import GatewayServer
@@ -99,6 +100,11 @@ async def _open_gateway(
     stack: AsyncExitStack, config: RolloutConfig, run: RunDir, tell: Tell, model: ModelDir, engine: Engine | None
 ) -> tuple[Gateway, Path]:
     codec = load_codec(model)
+    if not codec.template.renders_tools:
+        raise ConfigError(
+            f"the chat template of {model.name} renders no tools, so the policy would not see the agent's tools.",
+            fix="Put a tool-aware chat_template.jinja into the model directory.",
+        )
     if engine is None:
         engine = EmbeddedEngine(model, dtype=config.dtype, threads=config.threads, max_batch=config.concurrency)
         stack.push_async_callback(engine.aclose)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import tempfile
@@ -66,7 +67,11 @@ class LocalBackend:
         await asyncio.shield(self._prepared)
         label = new_label(new_id(), time.time() + spec.limits.ttl_s, dict(spec.labels))
         folder = self.root / label.id
-        folder.mkdir(mode=0o700)
+        try:
+            folder.mkdir(mode=0o700)
+        except FileNotFoundError:  # another backend of this user closed and took the empty root away
+            await asyncio.to_thread(self._prepare)
+            folder.mkdir(mode=0o700)
         write_label(folder, label)
         sandbox = LocalSandbox(
             spec,
@@ -107,8 +112,12 @@ class LocalBackend:
             )
 
     async def aclose(self) -> None:
-        """Close every sandbox this backend still owns; idempotent."""
+        """Close every sandbox this backend still owns and remove the default root when nobody uses it; idempotent."""
         results = await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        if self.root == default_root():
+            with contextlib.suppress(OSError):  # not empty, or gone already
+                self.root.rmdir()
+                self.root.parent.rmdir()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
-from transformers.utils import logging as transformers_logging
 
+from drivetrain.engines.quiet import no_progress_bars
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.training.groups import check_against_model, prompt_dataset, training_groups
@@ -111,7 +110,7 @@ def load_model(model_dir: str | Path) -> tuple[Any, Any]:
     """
     if not (Path(model_dir) / "config.json").is_file():
         raise ConfigError(f"{model_dir} holds no config.json.", fix="Give the folder of a transformers model.")
-    with _no_progress_bar():
+    with no_progress_bars():
         model = AutoModelForCausalLM.from_pretrained(str(model_dir), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(str(model_dir), padding_side="left")
     if tokenizer.eos_token_id is None:
@@ -161,19 +160,6 @@ def save(trainer: ForkGRPOTrainer, tokenizer: Any, folder: Path) -> str:
     trainer.save_model(str(folder))
     tokenizer.save_pretrained(str(folder))
     return str(folder)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep transformers from drawing on the caller's terminal."""
-    hf_logging: Any = transformers_logging
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
 
 
 class _Tell(TrainerCallback):
