@@ -1,4 +1,4 @@
-.PHONY: setup demo test lint real clean help
+.PHONY: help setup assets demo test lint oracle clean
 
 help: ## Say what there is to make.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -6,7 +6,10 @@ help: ## Say what there is to make.
 setup: ## Make .venv ready (idempotent).
 	@scripts/setup
 
-demo: setup ## Set up, then: two real agents on a real task with a real model, and one GRPO step.
+assets: setup ## Build the agent bundles, the model and a task ahead (kept in ~/.cache/drivetrain).
+	.venv/bin/drivetrain prepare --task pypi__xmltodict-0.14.2
+
+demo: assets ## Set up, then: two real agents on a real task with a real model, and one GRPO step.
 	@scripts/demo
 
 lint: setup ## ruff, mypy, import-linter.
@@ -15,8 +18,11 @@ lint: setup ## ruff, mypy, import-linter.
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: lint ## Set up, then all checks and tests.
+test: lint assets ## Set up, then all checks and tests.
 	.venv/bin/python -m pytest
+
+oracle: setup ## Every task: the reference fix must score 1.0 and doing nothing 0.0.
+	scripts/oracle
 
 clean: ## Remove what can be made again (not runs/).
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

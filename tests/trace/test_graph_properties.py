@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from drivetrain.messages import Message, Reply, RequestedSampling, ToolSpec, Usage
 from drivetrain.trace.graph import TraceGraph, prompt_digest
 from drivetrain.trace.keys import extend, message_key
+from drivetrain.trace.row_check import check_row
 from drivetrain.trace.sample import rows_of, untrained_reason
 from drivetrain.trace.turn import Label, Turn, pack_ids, pack_logprobs
-from drivetrain.trace.validate import check_graph, check_row, check_rows
+from drivetrain.trace.validate import check_graph, check_rows
 
 TAG = "0123abcd"
 

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from drivetrain import __version__
-from drivetrain.cli import doctor, rollout, serve, tasks, trace, train
+from drivetrain.cli import doctor, prepare, rollout, serve, tasks, trace, train
 from drivetrain.cli.console import fail
 from drivetrain.errors import DrivetrainError
 
@@ -55,6 +55,7 @@ def _root(
 
 app.command("doctor")(doctor.doctor)
 app.add_typer(tasks.app, name="tasks")
+app.command("prepare")(prepare.prepare)
 app.command("rollout")(rollout.rollout)
 app.add_typer(trace.app, name="trace")
 app.command("train")(train.train)

@@ -63,10 +63,10 @@ async def open_stack(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(backend.aclose)
         await _try_sandbox(backend)
-        if config.needs_model and model is None:
-            model = await asyncio.to_thread(resolve_model, config.model, None, tell)
         for harness in harnesses.values():
             await asyncio.to_thread(harness.prepare, None, tell)
+        if config.needs_model and model is None:
+            model = await asyncio.to_thread(resolve_model, config.model, None, tell)
         tasks = await asyncio.to_thread(build_tasks, config.tasks, tell)
         gateway: Gateway | None = None
         socket: Path | None = None

@@ -1,44 +1,16 @@
-"""Typed findings about a trace, with stable codes."""
+"""Check a trace: what engines returned, what was sent, and the rows made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
-import msgspec
 import numpy as np
 
+from drivetrain.trace.findings import Finding
 from drivetrain.trace.graph import TraceGraph, prompt_digest
+from drivetrain.trace.row_check import check_row
 from drivetrain.trace.sample import TRAINED_LABELS, HarnessTrace, untrained_reason
 from drivetrain.trace.turn import Label, Turn
-
-Code = Literal[
-    "empty_sample",
-    "logprob_count",
-    "logprob_not_finite",
-    "logprob_positive",
-    "token_out_of_range",
-    "prompt_length",
-    "prompt_mismatch",
-    "row_length_mismatch",
-    "row_mask_value",
-    "row_logprob",
-    "row_filler",
-    "row_not_from_stored_ids",
-    "token_trained_twice",
-    "token_not_trained",
-]
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One defect. ``where`` is ``turn N`` or ``row N``."""
-
-    code: Code
-    where: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.code} at {self.where}: {self.detail}"
 
 
 def check_turn(turn: Turn, *, vocab_size: int | None = None) -> list[Finding]:
@@ -76,25 +48,6 @@ def check_graph(graph: TraceGraph, *, vocab_size: int | None = None) -> list[Fin
     return found
 
 
-def check_row(row: HarnessTrace, index: int = 0) -> list[Finding]:
-    """One row alone: equal lengths, 0/1 mask, finite log-probs <= 0 under the mask and 0.0 elsewhere."""
-    where = f"row {index}"
-    lengths = (len(row.response_ids), len(row.loss_mask), len(row.response_logprobs))
-    if len(set(lengths)) != 1:
-        return [Finding("row_length_mismatch", where, f"ids, mask, log-probs: {lengths}")]
-    mask = np.asarray(row.loss_mask)
-    logprobs = np.asarray(row.response_logprobs, dtype=np.float64)
-    found: list[Finding] = []
-    if not np.isin(mask, (0, 1)).all():
-        found.append(Finding("row_mask_value", where, "values other than 0 and 1"))
-    trained = logprobs[mask == 1]
-    if not (np.isfinite(trained) & (trained <= 0)).all():
-        found.append(Finding("row_logprob", where, "a trained position has no finite log-prob <= 0"))
-    if np.any(logprobs[mask == 0] != 0.0):
-        found.append(Finding("row_filler", where, "a position outside the mask is not 0.0"))
-    return found
-
-
 def check_rows(
     graph: TraceGraph, rows: Sequence[HarnessTrace], *, labels: frozenset[Label] = TRAINED_LABELS
 ) -> list[Finding]:
@@ -102,7 +55,7 @@ def check_rows(
     found: list[Finding] = []
     trained = {turn.id: np.zeros(len(turn.sampled_ids), dtype=np.int64) for turn in graph}
     for index, row in enumerate(rows):
-        problems = check_row(row, index) or _check_against_graph(graph, row, index)
+        problems = [*check_row(row, f"row {index}")] or _check_against_graph(graph, row, index)
         found += problems
         if not problems:
             for turn, span in _sampled_spans(graph, row):
@@ -142,7 +95,7 @@ def _check_against_graph(graph: TraceGraph, row: HarnessTrace, index: int) -> li
         stored[span] = turn.logprobs
     mask = np.asarray(row.loss_mask) == 1
     if np.any(np.isnan(stored[mask])):
-        return [Finding("row_mask_value", where, "the mask trains a token that was not sampled")]
+        return [Finding("mask_on_unsampled_token", where, "the mask trains a token that was not sampled")]
     if not np.array_equal(stored[mask], np.asarray(row.response_logprobs, dtype=np.float32)[mask]):
-        return [Finding("row_logprob", where, "a log-prob differs from the stored one")]
+        return [Finding("logprob_not_as_stored", where, "a log-prob differs from the stored one")]
     return []

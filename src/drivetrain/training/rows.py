@@ -12,24 +12,21 @@ from typing import Any, Literal
 
 from drivetrain.errors import DrivetrainError
 from drivetrain.rollout.result import RolloutResult
+from drivetrain.trace import row_check
+from drivetrain.trace.findings import RowCode
 from drivetrain.trace.sample import HarnessTrace
 
-RowFault = Literal[
-    "empty_prompt",
-    "empty_response",
-    "length_mismatch",
-    "bad_token_id",
-    "bad_mask",
-    "bad_logprob",
-    "nonzero_filler",
-    "bad_reward",
-    "reward_on_failure",
-    "forked",
-]
+RowFault = RowCode | Literal["bad_reward", "reward_on_failure", "forked"]
 ForkMode = Literal["refuse", "rows"]
 
 #: Statuses whose rollout was graded; the others carry reward None (design invariant 8).
 GRADED: frozenset[str] = frozenset({"ok", "truncated"})
+
+
+_FIXES: dict[RowCode, str] = {
+    "empty_response": "Drop the row or mask the rollout.",
+    "bad_token_id": "Train the model that sampled these rollouts.",
+}
 
 
 class RowError(DrivetrainError):
@@ -67,21 +64,8 @@ def check_row(row: HarnessTrace, *, where: str = "row", vocab_size: int | None =
     Raises:
         RowError: the first fault found, with its ``code``.
     """
-    if not row.prompt_ids:
-        raise RowError("empty_prompt", "prompt_ids is empty.", where=where)
-    if not row.response_ids:
-        raise RowError("empty_response", "response_ids is empty.", where=where, fix="Drop the row or mask the rollout.")
-    size = len(row.response_ids)
-    if len(row.loss_mask) != size or len(row.response_logprobs) != size:
-        raise RowError(
-            "length_mismatch",
-            f"{size} response ids, {len(row.loss_mask)} mask values, {len(row.response_logprobs)} log-probs.",
-            where=where,
-        )
-    _check_ids(row.prompt_ids, "prompt_ids", where, vocab_size)
-    _check_ids(row.response_ids, "response_ids", where, vocab_size)
-    for index, (mask, logprob) in enumerate(zip(row.loss_mask, row.response_logprobs, strict=True)):
-        _check_slot(index, mask, logprob, where)
+    for finding in row_check.check_row(row, where, vocab_size=vocab_size):
+        raise RowError(finding.code, f"{finding.detail}.", where=where, fix=_FIXES.get(finding.code, ""))
 
 
 def check_result(result: RolloutResult, *, vocab_size: int | None = None) -> None:
@@ -161,36 +145,6 @@ def append_row(out: dict[str, list[Any]], row: HarnessTrace) -> None:
     out["completion_ids"].append(list(row.response_ids))
     out["env_mask"].append([int(value) for value in row.loss_mask])
     out["logprobs"].append(list(row.response_logprobs))
-
-
-def _check_ids(ids: Sequence[int], name: str, where: str, vocab_size: int | None) -> None:
-    for index, token in enumerate(ids):
-        known = isinstance(token, int) and not isinstance(token, bool) and token >= 0
-        if not known or (vocab_size is not None and token >= vocab_size):
-            limit = "" if vocab_size is None else f" below {vocab_size}"
-            raise RowError(
-                "bad_token_id",
-                f"{name}[{index}] is {token!r}, not a token id{limit}.",
-                where=where,
-                fix="" if vocab_size is None else "Train the model that sampled these rollouts.",
-            )
-
-
-def _check_slot(index: int, mask: int, logprob: float, where: str) -> None:
-    if not isinstance(mask, int) or mask not in (0, 1):
-        raise RowError("bad_mask", f"loss_mask[{index}] is {mask!r}, not 0 or 1.", where=where)
-    if not _is_number(logprob):
-        raise RowError("bad_logprob", f"response_logprobs[{index}] is {logprob!r}, not a number.", where=where)
-    if mask and not (math.isfinite(logprob) and logprob <= 0.0):
-        raise RowError(
-            "bad_logprob",
-            f"response_logprobs[{index}] is {logprob!r} at mask 1, not a finite log-prob <= 0.",
-            where=where,
-        )
-    if not mask and logprob != 0.0:
-        raise RowError(
-            "nonzero_filler", f"response_logprobs[{index}] is {logprob!r} at mask 0, where 0.0 belongs.", where=where
-        )
 
 
 def _is_number(value: object) -> bool:
