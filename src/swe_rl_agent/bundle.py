@@ -8,19 +8,16 @@ nothing behind when they fail.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import platform
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from drivetrain.cache import Progress, build_once, cache_root, silent
 from drivetrain.errors import ConfigError, InfrastructureError
 from drivetrain.sandboxes.protocol import Mount
 from swe_rl_agent import bundle_files, bundle_node, bundle_python
@@ -33,8 +30,6 @@ FORMAT = 1
 """Raised when the layout of a bundle changes: older cached bundles are then rebuilt, not read."""
 
 LOCKS = Path(__file__).parent / "lock"
-
-Progress = Callable[[str], None]
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,12 +114,6 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
             raise InfrastructureError(f"Bundle {self.name}: file contents differ from the record.", fix=fix)
 
 
-def cache_folder(cache: Path | None = None) -> Path:
-    """The folder bundles are kept in: ``cache``, else ``$DRIVETRAIN_CACHE``, else ``~/.cache/drivetrain``."""
-    base = cache or Path(os.environ.get("DRIVETRAIN_CACHE") or Path.home() / ".cache" / "drivetrain")
-    return base.absolute() / "bundles"
-
-
 def build_bundle(name: str, cache: Path | None = None, progress: Progress | None = None) -> Bundle:
     """Return the bundle, building it first if the cache does not hold it. Blocking; a build takes about a minute.
 
@@ -141,16 +130,9 @@ def build_bundle(name: str, cache: Path | None = None, progress: Progress | None
     recipe = lookup("agent bundle", name, RECIPES)
     if sys.platform != "linux":
         raise ConfigError(f"Agent bundles are built on Linux, this is {sys.platform}.", fix="Build on a Linux host.")
-    folder = cache_folder(cache)
-    key = _key(recipe)
-    final = folder / f"{recipe.name}-{recipe.version}-{key[:16]}"
-    if not (final / "bundle.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        report = progress or (lambda _line: None)
-        with _locked(folder / f".{final.name}.lock", report):
-            if not (final / "bundle.json").exists():
-                _build(recipe, final, report)
-    return _load(final)
+    target = cache_root(cache) / "bundles" / f"{recipe.name}-{recipe.version}-{_key(recipe)[:16]}"
+    report = progress or silent
+    return _load(build_once(target, lambda folder: _build(recipe, folder, report), report))
 
 
 def _key(recipe: Recipe) -> str:
@@ -161,37 +143,25 @@ def _key(recipe: Recipe) -> str:
     return digest.hexdigest()
 
 
-def _build(recipe: Recipe, final: Path, report: Progress) -> None:
-    prefix = f".tmp-{final.name}-"
-    for stale in final.parent.glob(f"{prefix}*"):  # left by a builder that was killed: we hold its lock now
-        shutil.rmtree(stale, ignore_errors=True)
-    if final.exists():  # no bundle.json inside: never complete
-        shutil.rmtree(final)
-    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=final.parent))
-    try:
-        root, scratch = temporary / "root", temporary / "scratch"
-        root.mkdir()
-        scratch.mkdir()
-        runtime = recipe.build(root, scratch, f"{MOUNT_ROOT}/{recipe.name}", report)
-        shutil.rmtree(scratch)
-        report(f"{recipe.name}: hashing")
-        bundle_files.normalise(root)
-        text, size = bundle_files.listing(root)
-        (temporary / "files.txt").write_text(text)
-        record = {
-            "name": recipe.name,
-            "version": recipe.version,
-            "sha256": bundle_files.listing_hash(text),
-            "runtime": runtime,
-            "bytes": size,
-            "files": text.count("\n"),
-        }
-        (temporary / "bundle.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-        temporary.chmod(0o755)
-        temporary.rename(final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+def _build(recipe: Recipe, folder: Path, report: Progress) -> None:
+    root, scratch = folder / "root", folder / "scratch"
+    root.mkdir()
+    scratch.mkdir()
+    runtime = recipe.build(root, scratch, f"{MOUNT_ROOT}/{recipe.name}", report)
+    shutil.rmtree(scratch)
+    report(f"{recipe.name}: hashing")
+    bundle_files.normalise(root)
+    text, size = bundle_files.listing(root)
+    (folder / "files.txt").write_text(text)
+    record = {
+        "name": recipe.name,
+        "version": recipe.version,
+        "sha256": bundle_files.listing_hash(text),
+        "runtime": runtime,
+        "bytes": size,
+        "files": text.count("\n"),
+    }
+    (folder / "bundle.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
 
 
 def _load(final: Path) -> Bundle:
@@ -208,15 +178,3 @@ def _load(final: Path) -> Bundle:
 
 def _to_path(kind: type, value: object) -> object:
     return Path(str(value)) if kind is Path else value
-
-
-@contextmanager
-def _locked(path: Path, report: Progress) -> Iterator[None]:
-    """Hold an exclusive lock on ``path``; the kernel drops it if this process dies."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report(f"waiting for another build ({path.name})")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

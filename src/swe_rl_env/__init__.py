@@ -8,7 +8,6 @@ patch, grade = await grade_workspace(workspace, built, backend)
 
 from swe_rl_env.agents import AGENTS, ReferenceAgent, noop, oracle, oracle_patch, reference_agent
 from swe_rl_env.build import BuiltTask, build_task
-from swe_rl_env.cache import default_cache
 from swe_rl_env.errors import BuildError, ChecksumMismatch, PatchRejected
 from swe_rl_env.grade import Grade, rejected
 from swe_rl_env.grading import grade_workspace
@@ -35,7 +34,6 @@ __all__ = [
     "build_task",
     "collect",
     "collect_patch",
-    "default_cache",
     "get_task",
     "grade_workspace",
     "load_tasks",

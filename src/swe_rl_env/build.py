@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
 
-from swe_rl_env.cache import build_once, content_key, default_cache
+from drivetrain.cache import Progress, build_once, cache_root, content_key
 from swe_rl_env.environment import TaskEnvironment, environment_for
 from swe_rl_env.errors import BuildError, ChecksumMismatch
 from swe_rl_env.gitio import Scratch, blob_id, git
@@ -23,7 +23,6 @@ from swe_rl_env.sources.unpack import read_archive
 from swe_rl_env.tario import pack_folder
 from swe_rl_env.task import SweTask
 
-Progress = Callable[[str], None]
 Files = Mapping[str, tuple[bool, bytes]]
 _IDENTITY = {
     "GIT_AUTHOR_NAME": "swe-task",
@@ -157,7 +156,7 @@ def build_task(task: SweTask, cache: Path | None = None, progress: Progress | No
         BuildError: a download, checksum or derivation failed; nothing half-written stays.
         MissingDependency: git, node or a fitting Python is missing.
     """
-    cache = (cache or default_cache()).resolve()
+    cache = cache_root(cache).resolve()
     say = progress or (lambda _: None)
     key = content_key("task-1", task.base_commit, task.private.patch_sha256, task.private.test_patch_sha256)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from drivetrain.cache import build_once, content_key
 from drivetrain.errors import MissingDependency
 from drivetrain.sandboxes.protocol import Mount
-from swe_rl_env.cache import build_once, content_key
 from swe_rl_env.runtime import Interpreter, find_python, hidden_packages, pip_command, probe, runtime_mounts
 from swe_rl_env.sources.npm import npm_program
 from swe_rl_env.sources.process import run_client

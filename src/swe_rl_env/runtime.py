@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
+from drivetrain.cache import build_once, content_key
 from drivetrain.errors import MissingDependency
 from drivetrain.sandboxes.protocol import Mount
-from swe_rl_env.cache import build_once, content_key
 
 _PROBE = (
     "import json, sys, sysconfig; print(json.dumps([sys.base_prefix, '%d.%d' % sys.version_info[:2], sys.version, "

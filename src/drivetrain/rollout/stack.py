@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import drivetrain
+from drivetrain.cache import Progress
 from drivetrain.engines.embedded import EmbeddedEngine
 from drivetrain.engines.models import ModelDir, resolve_model
 from drivetrain.engines.protocol import Engine
@@ -27,10 +28,8 @@ from swe_rl_agent.registry import get_agent
 from swe_rl_env.build import BuiltTask, build_task
 from swe_rl_env.tasks import get_task
 
-Tell = Callable[[str], None]
 
-
-def build_tasks(ids: Sequence[str], tell: Tell, cache: Path | None = None) -> dict[str, BuiltTask]:
+def build_tasks(ids: Sequence[str], tell: Progress, cache: Path | None = None) -> dict[str, BuiltTask]:
     """Build every task, or take it from the cache.
 
     Raises:
@@ -42,7 +41,7 @@ def build_tasks(ids: Sequence[str], tell: Tell, cache: Path | None = None) -> di
 
 @asynccontextmanager
 async def open_stack(
-    config: RolloutConfig, run: RunDir, tell: Tell, *, engine: Engine | None = None, model: ModelDir | None = None
+    config: RolloutConfig, run: RunDir, tell: Progress, *, engine: Engine | None = None, model: ModelDir | None = None
 ) -> AsyncIterator[EpisodeRunner]:
     """Everything that episodes of a run share; gone when the context ends.
 
@@ -97,7 +96,7 @@ async def _try_sandbox(backend: SandboxBackend) -> None:
 
 
 async def _open_gateway(
-    stack: AsyncExitStack, config: RolloutConfig, run: RunDir, tell: Tell, model: ModelDir, engine: Engine | None
+    stack: AsyncExitStack, config: RolloutConfig, run: RunDir, tell: Progress, model: ModelDir, engine: Engine | None
 ) -> tuple[Gateway, Path]:
     codec = load_codec(model)
     if not codec.template.renders_tools:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
+from drivetrain.cache import Progress
 from drivetrain.engines.embedded import EmbeddedEngine
 from drivetrain.engines.models import ModelDir
 from drivetrain.errors import ConfigError
@@ -12,7 +13,7 @@ from drivetrain.rollout.config import REFERENCE_AGENTS, EpisodeSpec, RolloutConf
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
-from drivetrain.rollout.stack import Tell, open_stack
+from drivetrain.rollout.stack import open_stack
 from drivetrain.training.live import LiveTask
 from drivetrain.training.sources import EpisodeRequest, LiveSource
 
@@ -33,7 +34,7 @@ class LiveRollouts:
         ConfigError: an agent without a model is named.
     """
 
-    def __init__(self, config: RolloutConfig, model: ModelDir, run: RunDir, tell: Tell) -> None:
+    def __init__(self, config: RolloutConfig, model: ModelDir, run: RunDir, tell: Progress) -> None:
         idle = [agent for agent in config.agents if agent in REFERENCE_AGENTS]
         if idle:
             raise ConfigError(f"agent {idle[0]!r} uses no model; there is nothing to train.", fix="Name a real agent.")

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
+from drivetrain.cache import Progress
 from drivetrain.errors import ConfigError
 from drivetrain.training.grpo import attach_engine
 from drivetrain.training.recipe import grpo_config
 from drivetrain.training.report import TrainReport, build_report
 from drivetrain.training.sources import EpisodeRequest, EpisodeSource
-from drivetrain.training.train import Progress, build_trainer, load_model, save
+from drivetrain.training.train import build_trainer, load_model, save
 from drivetrain.training.versions import known_warnings
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
+from drivetrain.cache import Progress
 from drivetrain.engines.quiet import no_progress_bars
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.result import RolloutResult
@@ -21,8 +22,6 @@ from drivetrain.training.rollout_func import build_rollout_func, env_reward
 from drivetrain.training.rows import is_trainable
 from drivetrain.training.sources import EpisodeSource, RecordedSource
 from drivetrain.training.versions import known_warnings
-
-Progress = Callable[[str], None]
 
 #: Tokens per micro-batch above which activations are recomputed instead of kept: SmolLM2-135M keeps about 1.2 MiB
 #: of activations per token in fp32.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from swe_rl_env.cache import build_once
+from drivetrain.cache import build_once
 from swe_rl_env.errors import BuildError, ChecksumMismatch
 from swe_rl_env.sources import npm, pypi
 from swe_rl_env.task import Archive

@@ -13,10 +13,17 @@ from pathlib import Path
 
 import msgspec
 
+Progress = Callable[[str], None]
+"""Receives one line per step of long work."""
 
-def default_cache() -> Path:
-    """``$DRIVETRAIN_CACHE``, else ``~/.cache/drivetrain``."""
-    return Path(os.environ.get("DRIVETRAIN_CACHE") or Path.home() / ".cache" / "drivetrain")
+
+def silent(_line: str) -> None:
+    """A :data:`Progress` that says nothing."""
+
+
+def cache_root(cache: Path | None = None) -> Path:
+    """``cache``, else ``$DRIVETRAIN_CACHE``, else ``~/.cache/drivetrain``; absolute."""
+    return (cache or Path(os.environ.get("DRIVETRAIN_CACHE") or Path.home() / ".cache" / "drivetrain")).absolute()
 
 
 def content_key(*parts: object) -> str:
@@ -24,24 +31,17 @@ def content_key(*parts: object) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:16]
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    # The lock file stays: unlinking it would let a third builder lock a different inode.
-    with path.open("wb") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        yield
-
-
-def build_once(target: Path, build: Callable[[Path], None]) -> Path:
+def build_once(target: Path, build: Callable[[Path], None], progress: Progress = silent) -> Path:
     """Return ``target``; if it does not exist, let ``build`` fill a temporary folder and rename that into place.
 
-    A builder that dies leaves only a temporary folder, which the next holder of the lock removes.
+    Other processes that want the same entry wait and find it. A builder that dies leaves only a temporary folder,
+    which the next holder of the lock removes.
     """
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.tmp-"
-    with _locked(target.parent / f".{target.name}.lock"):
+    with _locked(target.parent / f".{target.name}.lock", progress):
         if target.exists():
             return target
         for stale in target.parent.glob(f"{prefix}*"):
@@ -55,3 +55,15 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
             shutil.rmtree(temp, ignore_errors=True)
             raise
     return target
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    # The lock file stays: unlinking it would let a third builder lock a different inode.
+    with path.open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"waiting for another process that builds {path.name.strip('.').removesuffix('.lock')}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
