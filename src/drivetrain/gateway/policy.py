@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from drivetrain.errors import ConfigError
+from drivetrain.gateway.volatile import compile_patterns
 
 
 class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,7 +16,8 @@ class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``model`` is the served name. ``temperature`` (> 0) is what the trainer uses too; what the harness asks for is
     recorded and not obeyed. ``max_turns`` counts committed model calls, ``max_tokens_per_turn`` and
     ``max_completion_tokens`` count sampled tokens of one call and of the session (None = no limit), ``wall_clock_s``
-    is measured from the opening of the session. ``seed`` makes the session reproducible.
+    is measured from the opening of the session. ``seed`` makes the session reproducible. ``volatile_lines``
+    are regular expressions: system-prompt lines in which one is found are taken out before matching and rendering.
     """
 
     model: str
@@ -25,8 +27,10 @@ class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     wall_clock_s: float | None = None
     seed: int | None = None
+    volatile_lines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        compile_patterns(self.volatile_lines)
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ConfigError(
                 f"temperature {self.temperature} cannot be trained: the distribution must have full support.",

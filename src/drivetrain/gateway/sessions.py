@@ -16,6 +16,7 @@ from drivetrain.gateway.delivery import Delivery
 from drivetrain.gateway.keys import digest_key, mint_key, same_key
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.refusal import Refusal
+from drivetrain.gateway.volatile import compile_patterns
 from drivetrain.journal.reader import JournalReader, StoredSession
 from drivetrain.journal.writer import Journal
 from drivetrain.trace.graph import TraceGraph
@@ -52,6 +53,7 @@ class Session:
         self.budget = Budget(policy, created_at)
         self.delivery = Delivery(self.graph)
         self.events: dict[str, int] = {}
+        self.volatile = compile_patterns(policy.volatile_lines)
         for turn in self.graph:
             self.budget.turns += 1
             self.budget.completion_tokens += len(turn.sampled_ids)

@@ -16,6 +16,7 @@ from drivetrain.gateway.budgets import BudgetStop, Reservation
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.refusal import Refusal, RefusalCode
 from drivetrain.gateway.sessions import Session
+from drivetrain.gateway.volatile import strip_volatile
 from drivetrain.journal.writer import Journal, JournalError
 from drivetrain.messages import Call, FinishReason, Message, Reply, ToolCall, ToolSpec, Usage
 from drivetrain.tokens.codec import TokenCodec, ToolsDropped
@@ -61,6 +62,7 @@ class TurnRunner:
             Refusal: the call cannot be served; the reason is recorded as an event.
         """
         started = time.time()
+        call = strip_volatile(call, session.volatile)
         try:
             reservation = session.budget.reserve(call.requested.max_tokens)
         except BudgetStop as stop:

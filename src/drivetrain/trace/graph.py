@@ -17,6 +17,9 @@ from drivetrain.trace.keys import Key, extend, message_key, tools_key
 from drivetrain.trace.turn import ForkReason, Ids, Turn
 from drivetrain.trace.watermark import read_call_id
 
+_MAX_PARTS = 8
+"""Assistant messages in a row that are tried as one reply."""
+
 
 class Match(msgspec.Struct, frozen=True):
     """Where a request meets the graph.
@@ -120,21 +123,41 @@ class TraceGraph:
     def match(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Match:
         """Find the deepest stored turn that this request continues."""
         chain = tools_key(tools)
-        keys: list[Key] = []
+        tail_keys: list[Key] = []
         parent: Turn | None = None
-        start = soft = 0
-        for index, message in enumerate(messages):
-            turn = self._recognise(message, chain) if message.role == "assistant" else None
+        start = soft = index = 0
+        while index < len(messages):
+            message = messages[index]
+            turn, length = self._recognise_at(messages, index, chain) if message.role == "assistant" else (None, 1)
+            index += length
+            if turn is None:
+                tail_keys.append(message_key(message))
+                chain = extend(chain, tail_keys[-1])
+                continue
+            soft += length > 1 or turn.reply_key != message_key(message)
+            chain = turn.reply_chain
+            parent, start, tail_keys = turn, index, []
+        return Match(parent, tuple(messages[start:]), tuple(tail_keys), chain, soft)
+
+    def _recognise_at(self, messages: Sequence[Message], index: int, chain: Key) -> tuple[Turn | None, int]:
+        """The stored turn served at ``messages[index]``, and how many messages the harness made of its reply.
+
+        Some harnesses return the text and the tool calls of one reply as separate assistant messages (openenv.md
+        section 5.1).
+        """
+        turn = self._recognise(messages[index], chain)
+        if turn is not None:
+            return turn, 1
+        merged = messages[index]
+        for length, part in enumerate(messages[index + 1 : index + 1 + _MAX_PARTS], 2):
+            if part.role != "assistant":
+                break
+            text = merged.content + part.content
+            merged = Message("assistant", text, merged.reasoning, (*merged.tool_calls, *part.tool_calls))
+            turn = self._recognise(merged, chain)
             if turn is not None:
-                key = turn.reply_key
-                soft += key != message_key(message)
-                chain = turn.reply_chain
-                parent, start = turn, index + 1
-            else:
-                key = message_key(message)
-                chain = extend(chain, key)
-            keys.append(key)
-        return Match(parent, tuple(messages[start:]), tuple(keys[start:]), chain, soft)
+                return turn, length
+        return None, 1
 
     def _recognise(self, message: Message, chain: Key) -> Turn | None:
         """The stored turn that served this assistant message after exactly this conversation, or None."""
