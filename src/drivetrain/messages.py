@@ -60,7 +60,7 @@ class RequestedSampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One decoded request of a harness."""
+    """One decoded request of a harness. ``keys`` are the tolerant keys of ``messages`` where the dialect knows them."""
 
     dialect: str
     model: str
@@ -69,6 +69,7 @@ class Call(msgspec.Struct, frozen=True):
     stream: bool = False
     stream_usage: bool = False
     requested: RequestedSampling = RequestedSampling()
+    keys: tuple[bytes, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -7,14 +7,22 @@ import json
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import openai
 import pytest
+from aiohttp import web
 
 from drivetrain.engines.models import ModelDir
+from drivetrain.engines.protocol import EngineError
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
+from drivetrain.gateway.delivery import Served
+from drivetrain.gateway.dialects.base import Dialect
+from drivetrain.gateway.dialects.openai_chat import OpenAIChat
+from drivetrain.gateway.respond import respond_json
 from drivetrain.journal.reader import JournalReader
 from drivetrain.journal.writer import JournalError
+from drivetrain.tokens.codec import TokenCodec
 from drivetrain.trace.sample import rows_of
 from drivetrain.trace.validate import check_graph, check_rows
 from tests.gateway.conftest import BASH, Rig, StartRig, bash_call
@@ -72,23 +80,80 @@ async def test_each_prompt_is_stored_ids_plus_delta(start_rig: StartRig) -> None
     assert_sound(rig, session.id)
 
 
-async def test_odd_tokens_survive_where_a_rerender_would_break(start_rig: StartRig, tiny_model: ModelDir) -> None:
-    """Each reply holds a token split that the tokenizer itself would never make."""
-    rig = await start_rig()
-    codec = rig.gateway.codec
-    odd = [[codec.tokenizer.encode(char)[0] for char in "echo"] for _ in range(5)]
-    assert codec.tokenizer.encode(codec.tokenizer.decode(odd[0])) != odd[0]
+async def test_odd_tokens_survive_where_a_rerender_breaks(
+    start_rig: StartRig, tiny_model: ModelDir, codec: TokenCodec
+) -> None:
+    """Each reply holds a token split that the tokenizer never makes: 50 of 50 turns extend, a re-render breaks 50."""
+    odd = [codec.tokenizer.encode(char)[0] for char in "echo"]
+    assert codec.tokenizer.encode(codec.tokenizer.decode(odd)) != odd
 
     def script(_ids: list[int], _text: str, index: int) -> ScriptedReply:
-        ids = [*odd[index], *codec.tokenizer.encode(bash_call(f"step {index}")), codec.boundary.close_id]
-        return ScriptedReply(token_ids=ids)
+        call = codec.tokenizer.encode(bash_call(f"step {index}"))
+        return ScriptedReply(token_ids=[*odd, *call, codec.boundary.close_id])
 
-    second = await start_rig(engine=ScriptedEngine(tiny_model, script), journal=rig.journal.with_name("odd.sqlite"))
-    session, client = await second.session()
-    await play(client, 5)
-    assert [turn.link for turn in session.graph] == ["root"] + ["linear"] * 4
+    rig = await start_rig(engine=ScriptedEngine(tiny_model, script, context_length=100_000))
+    session, client = await rig.session(max_turns=60)
+    history = await play(client, 51)
+    assert [turn.link for turn in session.graph] == ["root"] + ["linear"] * 50
     assert len(rows_of(session.graph)) == 1
-    assert_sound(second, session.id)
+    assert_sound(rig, session.id)
+
+    body = msgspec.json.encode({"model": "m", "messages": history, "tools": [BASH]})
+    call = OpenAIChat().decode(body)
+    broken = 0
+    for number, turn in enumerate(session.graph):
+        if number == 50:
+            break
+        seen = call.messages[: 2 + 2 * (number + 1)]
+        rendered = codec.first_prompt(seen, call.tools)
+        stored = session.graph.ids_through(turn).tolist()
+        broken += rendered[: len(stored)] != stored
+    assert broken == 50
+
+
+async def test_reply_lost_every_turn_and_retried_blindly(start_rig: StartRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 turns, every first reply lost on its way: 12 turns in one chain, and the retry gets the same bytes."""
+    rig = await start_rig(calls(12))
+    session, client = await rig.session()
+    sent: list[bytes] = []
+
+    async def lose_first(request: web.Request, dialect: Dialect, served: Served) -> web.StreamResponse:
+        sent.append(dialect.encode(served.reply))
+        if len(sent) % 2:
+            raise ConnectionResetError
+        return await respond_json(request, dialect, served)
+
+    monkeypatch.setattr("drivetrain.gateway.app.respond_json", lose_first)
+    await play(client.with_options(max_retries=1), 12)
+    assert len(sent) == 24
+    assert sent[::2] == sent[1::2]
+    assert [turn.link for turn in session.graph] == ["root"] + ["linear"] * 11
+    assert len(rows_of(session.graph)) == 1
+    assert_sound(rig, session.id)
+
+
+async def test_engine_failure_and_sdk_retry_give_one_turn(start_rig: StartRig, tiny_model: ModelDir) -> None:
+    failures = iter([True, False] * 12)
+    texts = iter(calls(12))
+
+    def script(_ids: list[int], _text: str, _index: int) -> ScriptedReply:
+        if next(failures):
+            return ScriptedReply(error=EngineError("overloaded"))
+        return ScriptedReply(text=next(texts))
+
+    rig = await start_rig(engine=ScriptedEngine(tiny_model, script))
+    session, client = await rig.session()
+    await play(client.with_options(max_retries=2), 12)
+    assert [turn.link for turn in session.graph] == ["root"] + ["linear"] * 11
+    assert session.events == {"refused": 12}
+
+
+async def test_work_is_proportional_to_what_is_new(start_rig: StartRig) -> None:
+    """Each message of a growing history is decoded once."""
+    rig = await start_rig(calls(20))
+    session, client = await rig.session()
+    await play(client, 20)
+    assert session.memo.decoded == 2 + 2 * 19
 
 
 def reserialise(history: Messages) -> Messages:
@@ -115,6 +180,21 @@ def trailing_newline(history: Messages) -> Messages:
     return [{**m, "content": m["content"] + "\n"} if m["role"] == "assistant" else m for m in history]
 
 
+def text_and_calls_apart(history: Messages) -> Messages:
+    """The Responses API returns them as separate items."""
+    out: Messages = []
+    for message in history:
+        if message["role"] == "assistant":
+            out.append({"role": "assistant", "content": message["content"]})
+            message = {**message, "content": None}
+        out.append(message)
+    return out
+
+
+def empty_for_null(history: Messages) -> Messages:
+    return [{**message, "name": None, "reasoning": None, "refusal": ""} for message in history]
+
+
 def second_user_message(history: Messages) -> Messages:
     out: Messages = []
     for message in history:
@@ -124,7 +204,10 @@ def second_user_message(history: Messages) -> Messages:
     return out
 
 
-@pytest.mark.parametrize("rewrite", [None, reserialise, rename_ids, trailing_newline, second_user_message])
+@pytest.mark.parametrize(
+    "rewrite",
+    [None, reserialise, rename_ids, trailing_newline, text_and_calls_apart, empty_for_null, second_user_message],
+)
 async def test_harness_rewrites_stay_linear(start_rig: StartRig, rewrite: Any) -> None:
     rig = await start_rig(calls(12))
     session, client = await rig.session()
@@ -165,6 +248,15 @@ async def test_harness_rewrites_fork_with_their_reason(
     assert {turn.fork_reason for turn in forks} == {reason}
     assert {turn.link for turn in forks} == {link}
     assert len(rows_of(session.graph)) == rows
+    assert_sound(rig, session.id)
+
+
+async def test_declared_volatile_line_stays_linear(start_rig: StartRig) -> None:
+    rig = await start_rig(calls(12))
+    session, client = await rig.session(volatile_lines=("o'clock",))
+    await play(client, 12, clock)
+    assert [turn.link for turn in session.graph] == ["root"] + ["linear"] * 11
+    assert "o'clock" not in rig.gateway.codec.tokenizer.decode(next(iter(session.graph)).delta_ids.tolist())
     assert_sound(rig, session.id)
 
 

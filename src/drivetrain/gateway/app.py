@@ -61,7 +61,7 @@ def _model_call(gateway: Gateway, dialect: Dialect, patience: Patience) -> Handl
     async def handle(request: web.Request) -> web.StreamResponse:
         session = request[_SESSION]
         body = await request.read()
-        call = dialect.decode(body)
+        call = dialect.decode(body, session.memo)
         serving = gateway.serve(session, call, body)
         if call.stream:
             response, served = await respond_stream(request, dialect, call, serving, patience)

@@ -14,6 +14,7 @@ from drivetrain.errors import ConfigError
 from drivetrain.gateway.budgets import Budget
 from drivetrain.gateway.delivery import Delivery
 from drivetrain.gateway.keys import digest_key, mint_key, same_key
+from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.volatile import compile_patterns
@@ -53,6 +54,7 @@ class Session:
         self.budget = Budget(policy, created_at)
         self.delivery = Delivery(self.graph)
         self.events: dict[str, int] = {}
+        self.memo = MessageMemo()
         self.volatile = compile_patterns(policy.volatile_lines)
         for turn in self.graph:
             self.budget.turns += 1
@@ -128,6 +130,7 @@ class SessionStore:
             if cancelled:
                 session.count("in_flight_at_seal")
                 await self._journal.add_event(session_id, "in_flight_at_seal", calls=cancelled)
+            session.memo.clear()
             await self._journal.seal_session(session_id)
         return session
 

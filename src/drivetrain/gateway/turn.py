@@ -92,7 +92,7 @@ class TurnRunner:
     def _prompt(self, session: Session, call: Call) -> _Prompt:
         """Stored ids + delta where the request continues a stored turn, a fresh rendering elsewhere."""
         graph = session.graph
-        match = graph.match(call.messages, call.tools)
+        match = graph.match(call.messages, call.tools, call.keys)
         try:
             if match.parent is not None:
                 sampled = match.parent.sampled_ids.tolist()

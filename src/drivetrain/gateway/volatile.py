@@ -34,7 +34,8 @@ def strip_volatile(call: Call, patterns: Sequence[re.Pattern[str]]) -> Call:
     """The call without the volatile lines of its system and developer messages."""
     if not patterns:
         return call
-    return msgspec.structs.replace(call, messages=tuple(_strip(message, patterns) for message in call.messages))
+    messages = tuple(_strip(message, patterns) for message in call.messages)
+    return msgspec.structs.replace(call, messages=messages, keys=())
 
 
 def _strip(message: Message, patterns: Sequence[re.Pattern[str]]) -> Message:

@@ -120,32 +120,34 @@ class TraceGraph:
             messages.append((node.reply_key, True))
         return messages
 
-    def match(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Match:
-        """Find the deepest stored turn that this request continues."""
+    def match(self, messages: Sequence[Message], tools: Sequence[ToolSpec], keys: Sequence[Key] = ()) -> Match:
+        """Find the deepest stored turn that this request continues; ``keys`` are those of ``messages``, if known."""
+        keys = keys or [message_key(message) for message in messages]
         chain = tools_key(tools)
         tail_keys: list[Key] = []
         parent: Turn | None = None
         start = soft = index = 0
         while index < len(messages):
             message = messages[index]
-            turn, length = self._recognise_at(messages, index, chain) if message.role == "assistant" else (None, 1)
+            key = keys[index]
+            turn, length = self._recognise_at(messages, index, key, chain) if message.role == "assistant" else (None, 1)
             index += length
             if turn is None:
-                tail_keys.append(message_key(message))
-                chain = extend(chain, tail_keys[-1])
+                tail_keys.append(key)
+                chain = extend(chain, key)
                 continue
-            soft += length > 1 or turn.reply_key != message_key(message)
+            soft += length > 1 or turn.reply_key != key
             chain = turn.reply_chain
             parent, start, tail_keys = turn, index, []
         return Match(parent, tuple(messages[start:]), tuple(tail_keys), chain, soft)
 
-    def _recognise_at(self, messages: Sequence[Message], index: int, chain: Key) -> tuple[Turn | None, int]:
+    def _recognise_at(self, messages: Sequence[Message], index: int, key: Key, chain: Key) -> tuple[Turn | None, int]:
         """The stored turn served at ``messages[index]``, and how many messages the harness made of its reply.
 
         Some harnesses return the text and the tool calls of one reply as separate assistant messages (openenv.md
         section 5.1).
         """
-        turn = self._recognise(messages[index], chain)
+        turn = self._recognise(messages[index], key, chain)
         if turn is not None:
             return turn, 1
         merged = messages[index]
@@ -154,19 +156,19 @@ class TraceGraph:
                 break
             text = merged.content + part.content
             merged = Message("assistant", text, merged.reasoning, (*merged.tool_calls, *part.tool_calls))
-            turn = self._recognise(merged, chain)
+            turn = self._recognise(merged, message_key(merged), chain)
             if turn is not None:
                 return turn, length
         return None, 1
 
-    def _recognise(self, message: Message, chain: Key) -> Turn | None:
+    def _recognise(self, message: Message, key: Key, chain: Key) -> Turn | None:
         """The stored turn that served this assistant message after exactly this conversation, or None."""
         for call in message.tool_calls[:1]:
             watermark = read_call_id(call.id, self.session_tag)
             turn = self._turns.get(watermark[0]) if watermark else None
             if turn is not None and turn.prompt_chain == chain and _same_calls(turn, message):
                 return turn
-        served = self._by_reply.get(extend(chain, message_key(message)))
+        served = self._by_reply.get(extend(chain, key))
         if not served:
             return None
         # Twins that answered alike: prefer one the harness has seen, then the latest.

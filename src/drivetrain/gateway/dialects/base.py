@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Call, Reply
 
@@ -14,8 +15,8 @@ class Dialect(Protocol):
 
     name: str
 
-    def decode(self, body: bytes) -> Call:
-        """Read a request body.
+    def decode(self, body: bytes, memo: MessageMemo | None = None) -> Call:
+        """Read a request body; messages that ``memo`` knows are not decoded again.
 
         Raises:
             Refusal: malformed, or asks for what cannot be served or trained.

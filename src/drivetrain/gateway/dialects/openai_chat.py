@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from drivetrain.gateway.memo import KnownMessage, MessageMemo
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sse import comment, data_event
 from drivetrain.messages import Call, Message, Reply, RequestedSampling, ToolCall, ToolSpec
@@ -58,7 +59,7 @@ class _StreamOptions(msgspec.Struct):
 
 class _Request(msgspec.Struct):
     model: str
-    messages: list[_Message]
+    messages: list[msgspec.Raw]
     tools: list[_Tool] | None = None
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
@@ -78,6 +79,7 @@ class _Request(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Request)
+_message_decoder = msgspec.json.Decoder(_Message)
 
 
 class OpenAIChat:
@@ -85,10 +87,11 @@ class OpenAIChat:
 
     name = "openai_chat"
 
-    def decode(self, body: bytes) -> Call:
+    def decode(self, body: bytes, memo: MessageMemo | None = None) -> Call:
         """Read a request; see :class:`~drivetrain.gateway.dialects.base.Dialect`."""
         try:
             request = _decoder.decode(body)
+            known = _messages(request.messages, MessageMemo() if memo is None else memo)
         except msgspec.ValidationError as error:
             raise Refusal("invalid_request", f"the request body is not a chat completion request: {error}.") from error
         except msgspec.DecodeError as error:
@@ -101,7 +104,8 @@ class OpenAIChat:
         return Call(
             dialect=self.name,
             model=request.model,
-            messages=tuple(_message(message, index) for index, message in enumerate(request.messages)),
+            messages=tuple(one.message for one in known),
+            keys=tuple(one.key for one in known),
             tools=tuple(_tool(tool, index) for index, tool in enumerate(request.tools or ())),
             stream=bool(request.stream),
             stream_usage=bool(request.stream_options and request.stream_options.include_usage),
@@ -162,6 +166,13 @@ def _refuse_untrainable(request: _Request) -> None:
                 fix=f"Leave {field} out.",
                 param=field,
             )
+
+
+def _messages(raw: list[msgspec.Raw], memo: MessageMemo) -> list[KnownMessage]:
+    known = []
+    for index, slice_ in enumerate(map(bytes, raw)):
+        known.append(memo.get(slice_) or memo.put(slice_, _message(_message_decoder.decode(slice_), index)))
+    return known
 
 
 def _message(message: _Message, index: int) -> Message:
