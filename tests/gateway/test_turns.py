@@ -408,6 +408,19 @@ async def test_disconnect_cancels_the_engine(start_rig: StartRig, tiny_model: Mo
     assert session.budget.reserved_turns == 0
 
 
+async def test_hanging_up_after_the_terminal_event_is_a_delivery(start_rig: StartRig) -> None:
+    rig = await start_rig(["all of it"])
+    session, client = await rig.session()
+    body = msgspec.json.encode({"model": "m", "messages": [USER], "stream": True})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    writer.write(f"{head}Authorization: Bearer {client.api_key}\r\n\r\n".encode() + body)
+    await reader.readuntil(b"[DONE]\n\n")
+    writer.transport.abort()
+    await asyncio.sleep(0.05)
+    assert [turn.delivered for turn in session.graph] == [True]
+
+
 async def test_continuing_a_turn_proves_its_delivery(start_rig: StartRig) -> None:
     rig = await start_rig(["one", "two"])
     session, client = await rig.session()

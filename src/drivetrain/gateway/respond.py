@@ -46,6 +46,8 @@ async def respond_stream(
 ) -> tuple[web.StreamResponse, Served | None]:
     """Events of a reply; the terminal event is last. The second value is None when an error event was sent.
 
+    The stream is left open for the caller to end: a harness that hangs up after the terminal event has everything.
+
     Raises:
         Refusal: the call failed inside the grace, so that the status can still say so.
     """
@@ -77,5 +79,4 @@ async def respond_stream(
 async def _write(response: web.StreamResponse, events: Sequence[bytes]) -> web.StreamResponse:
     for event in events:
         await response.write(event)
-    await response.write_eof()
     return response
