@@ -60,7 +60,10 @@ class RequestedSampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One decoded request of a harness. ``keys`` are the tolerant keys of ``messages`` where the dialect knows them."""
+    """One decoded request of a harness. ``keys`` are the tolerant keys of ``messages`` where the dialect knows them.
+
+    ``origin`` holds the identity headers that came with it (:mod:`drivetrain.trace.origin`).
+    """
 
     dialect: str
     model: str
@@ -70,6 +73,7 @@ class Call(msgspec.Struct, frozen=True):
     stream_usage: bool = False
     requested: RequestedSampling = RequestedSampling()
     keys: tuple[bytes, ...] = ()
+    origin: dict[str, str] = {}
 
 
 class Usage(msgspec.Struct, frozen=True):

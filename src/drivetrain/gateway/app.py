@@ -16,6 +16,7 @@ from drivetrain.gateway.keys import read_key
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import Patience, error_response, respond_json, respond_stream
 from drivetrain.gateway.sessions import Session
+from drivetrain.trace.origin import read_origin
 
 MAX_BODY_BYTES = 64 << 20
 _SESSION = web.RequestKey("session", Session)
@@ -62,6 +63,9 @@ def _model_call(gateway: Gateway, dialect: Dialect, patience: Patience) -> Handl
         session = request[_SESSION]
         body = await request.read()
         call = dialect.decode(body, session.memo)
+        origin = read_origin(request.headers, secret=read_key(request.headers))
+        if origin:
+            call = msgspec.structs.replace(call, origin=origin)
         serving = gateway.serve(session, call, body)
         if call.stream:
             response, served = await respond_stream(request, dialect, call, serving, patience)

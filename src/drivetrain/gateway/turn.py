@@ -185,6 +185,7 @@ class TurnRunner:
             reply=reply,
             messages=prompt.tail,
             tools=call.tools if prompt.parent is None else None,
+            origin=call.origin,
             started_at=times[0],
             dispatched_at=times[1],
             completed_at=times[2],

@@ -47,8 +47,10 @@ class Turn(msgspec.Struct, kw_only=True):
     digest of the whole request, ``reply_key`` the key of what was served and ``reply_chain`` the digest of both.
     ``prompt_sha256`` and ``prompt_len`` describe the ids that were really sent to the engine, so that a rebuilt prompt
     can be checked against them. ``messages`` are those after the parent's reply, for people; ``tools`` are kept at
-    roots. Times are seconds since the epoch. ``delivered`` is whether the reply reached the harness; an undelivered
-    turn is kept and never trained (design invariant 5).
+    roots. ``origin`` holds the identity headers of the request; ``label`` is what was known when it was served, and
+    :func:`drivetrain.trace.labels.infer_labels` says what the whole session shows. Times are seconds since the epoch.
+    ``delivered`` is whether the reply reached the harness; an undelivered turn is kept and never trained (design
+    invariant 5).
     """
 
     id: int
@@ -80,6 +82,7 @@ class Turn(msgspec.Struct, kw_only=True):
     reply: Reply
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] | None = None
+    origin: dict[str, str] = {}
     started_at: float
     dispatched_at: float
     completed_at: float
