@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from drivetrain.messages import Message, Reply, RequestedSampling, ToolSpec, Usage
 from drivetrain.trace.graph import TraceGraph, prompt_digest
 from drivetrain.trace.keys import extend, message_key
+from drivetrain.trace.labels import infer_labels
 from drivetrain.trace.row_check import check_row
 from drivetrain.trace.sample import rows_of, untrained_reason
 from drivetrain.trace.turn import Label, Turn, pack_ids, pack_logprobs
@@ -64,6 +65,7 @@ class Harness:
             effective={},
             engine="test",
             reply=reply,
+            messages=match.tail,
             tools=tools if match.parent is None else None,
             started_at=0,
             dispatched_at=0,
@@ -127,7 +129,9 @@ def test_prompts_rebuild_and_tokens_are_trained_once(steps: list[dict[str, Any]]
     rows = rows_of(graph)
     assert check_graph(graph) == []
     assert check_rows(graph, rows) == []
-    trainable = sum(len(turn.sampled_ids) for turn in graph if not untrained_reason(turn))
+    labels = infer_labels(graph)
+    chosen = [turn for turn in graph if not untrained_reason(turn, label=labels[turn.id].label)]
+    trainable = sum(len(turn.sampled_ids) for turn in chosen)
     assert sum(sum(row.loss_mask) for row in rows) == trainable
     seen = [turn for row in rows for turn in row.metadata["trained_turns"]]
     assert len(seen) == len(set(seen))

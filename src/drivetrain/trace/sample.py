@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.labels import LabelHint, LabelInfo, infer_labels
 from drivetrain.trace.turn import Label, Turn
 
 TRAINED_LABELS: frozenset[Label] = frozenset({"agent", "subagent", "compaction"})
@@ -22,8 +24,11 @@ class HarnessTrace(msgspec.Struct, kw_only=True):
     sampled tokens that another row of the rollout trains are 0. ``response_logprobs[i]`` is the sampler's log-prob of
     the full post-temperature distribution where the mask is 1 and exactly 0.0 elsewhere. ``reward`` is None when the
     rollout is ungraded (never 0.0 for an infrastructure failure). ``metadata`` holds ``session_id``, ``chain``
-    (index of the row in its rollout, parents first), ``turns`` (turn ids), ``policy_versions`` and ``masked``
-    (reason -> number of sampled tokens left out).
+    (index of the row in its rollout, parents first), ``turns`` (turn ids), ``trained_turns``, ``policy_versions``
+    (start and end per turn), ``policy_spans`` (``[from, to, start, end]``: positions in the response sampled under one
+    pair of versions), ``masked`` (reason -> number of sampled tokens left out), ``label`` of its conversation,
+    ``parent_call`` (turn that started it as a sub-agent, or None) and ``continues`` (root of the conversation whose
+    summary it opens with, or None).
     """
 
     prompt_ids: list[int]
@@ -38,6 +43,7 @@ def rows_of(
     graph: TraceGraph,
     *,
     labels: frozenset[Label] = TRAINED_LABELS,
+    hints: Sequence[LabelHint] = (),
     reward: float | None = None,
     session_id: str = "",
 ) -> list[HarnessTrace]:
@@ -46,11 +52,16 @@ def rows_of(
     A sampled token is trained in the first chain that holds it and is context in every later one (design invariant
     3). Turns are left out with a reason: ``undelivered``, ``label:<label>``, ``no_logprob``, ``empty``. Tokens after
     the last trained one are cut.
+
+    Args:
+        labels: which turns are trained, by inferred label (:func:`drivetrain.trace.labels.infer_labels`).
+        hints: label rules of the preset.
     """
+    infos = infer_labels(graph, hints=hints)
     claimed: set[int] = set()
     rows: list[HarnessTrace] = []
     for chain in _chains(graph):
-        row = _row(chain, claimed, labels)
+        row = _row(chain, claimed, labels, infos)
         if row is None:
             continue
         row.reward = reward
@@ -59,14 +70,15 @@ def rows_of(
     return rows
 
 
-def untrained_reason(turn: Turn, labels: frozenset[Label] = TRAINED_LABELS) -> str:
-    """Why a turn's tokens are not trained; empty when they are."""
+def untrained_reason(turn: Turn, labels: frozenset[Label] = TRAINED_LABELS, label: Label | None = None) -> str:
+    """Why a turn's tokens are not trained; empty when they are. ``label`` is the inferred one, else the recorded."""
+    label = label or turn.label
     if len(turn.sampled_ids) == 0:
         return "empty"
     if not turn.delivered:
         return "undelivered"
-    if turn.label not in labels:
-        return f"label:{turn.label}"
+    if label not in labels:
+        return f"label:{label}"
     if len(turn.logprobs) != len(turn.sampled_ids) or not np.all(np.isfinite(turn.logprobs) & (turn.logprobs <= 0)):
         return "no_logprob"
     return ""
@@ -85,7 +97,9 @@ def _chains(graph: TraceGraph) -> list[list[Turn]]:
     return chains
 
 
-def _row(chain: list[Turn], claimed: set[int], labels: frozenset[Label]) -> HarnessTrace | None:
+def _row(
+    chain: list[Turn], claimed: set[int], labels: frozenset[Label], infos: Mapping[int, LabelInfo]
+) -> HarnessTrace | None:
     response: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -98,7 +112,9 @@ def _row(chain: list[Turn], claimed: set[int], labels: frozenset[Label]) -> Harn
             mask += [0] * len(turn.delta_ids)
             logprobs += [0.0] * len(turn.delta_ids)
         count = len(turn.sampled_ids)
-        reason = "trained_in_earlier_row" if turn.id in claimed else untrained_reason(turn, labels)
+        reason = (
+            "trained_in_earlier_row" if turn.id in claimed else untrained_reason(turn, labels, infos[turn.id].label)
+        )
         response += turn.sampled_ids.tolist()
         if reason:
             masked[reason] = masked.get(reason, 0) + count
@@ -123,6 +139,38 @@ def _row(chain: list[Turn], claimed: set[int], labels: frozenset[Label]) -> Harn
             "turns": [turn.id for turn in kept],
             "trained_turns": trained,
             "policy_versions": [[turn.policy_version_start, turn.policy_version_end] for turn in kept],
+            "policy_spans": _policy_spans(kept),
             "masked": masked,
+            "label": infos[chain[0].id].label,
+            "parent_call": infos[chain[0].id].parent_call,
+            "continues": infos[chain[0].id].continues,
         },
     )
+
+
+def _policy_spans(turns: Sequence[Turn]) -> list[list[int]]:
+    """``[from, to, start, end]``: response positions, first to last sampled, under one pair of policy versions."""
+    spans: list[list[int]] = []
+    at = 0
+    for turn in turns:
+        at += len(turn.delta_ids) if turn is not turns[0] else 0
+        end = at + len(turn.sampled_ids)
+        versions = [turn.policy_version_start, turn.policy_version_end]
+        if spans and spans[-1][2:] == versions:
+            spans[-1][1] = end
+        else:
+            spans.append([at, end, *versions])
+        at = end
+    return spans
+
+
+def sampled_by_reason(
+    graph: TraceGraph, *, labels: frozenset[Label] = TRAINED_LABELS, hints: Sequence[LabelHint] = ()
+) -> dict[str, int]:
+    """Number of sampled tokens of a session by the reason why they are not trained; ``""`` counts the trained."""
+    infos = infer_labels(graph, hints=hints)
+    counts: dict[str, int] = {}
+    for turn in graph:
+        reason = untrained_reason(turn, labels, infos[turn.id].label)
+        counts[reason] = counts.get(reason, 0) + len(turn.sampled_ids)
+    return counts

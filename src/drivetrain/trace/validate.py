@@ -8,6 +8,7 @@ import numpy as np
 
 from drivetrain.trace.findings import Finding
 from drivetrain.trace.graph import TraceGraph, prompt_digest
+from drivetrain.trace.labels import LabelHint, infer_labels
 from drivetrain.trace.row_check import check_row
 from drivetrain.trace.sample import TRAINED_LABELS, HarnessTrace, untrained_reason
 from drivetrain.trace.turn import Label, Turn
@@ -49,9 +50,16 @@ def check_graph(graph: TraceGraph, *, vocab_size: int | None = None) -> list[Fin
 
 
 def check_rows(
-    graph: TraceGraph, rows: Sequence[HarnessTrace], *, labels: frozenset[Label] = TRAINED_LABELS
+    graph: TraceGraph,
+    rows: Sequence[HarnessTrace],
+    *,
+    labels: frozenset[Label] = TRAINED_LABELS,
+    hints: Sequence[LabelHint] = (),
 ) -> list[Finding]:
-    """All rows of a rollout against its graph: made of stored ids, and each trainable token trained exactly once."""
+    """All rows of a rollout against its graph: made of stored ids, and each trainable token trained exactly once.
+
+    ``labels`` and ``hints`` are the selection that the rows were made with.
+    """
     found: list[Finding] = []
     trained = {turn.id: np.zeros(len(turn.sampled_ids), dtype=np.int64) for turn in graph}
     for index, row in enumerate(rows):
@@ -61,8 +69,9 @@ def check_rows(
             for turn, span in _sampled_spans(graph, row):
                 bits = row.loss_mask[span]
                 trained[turn.id][: len(bits)] += bits
+    infos = infer_labels(graph, hints=hints)
     for turn in graph:
-        expected = 0 if untrained_reason(turn, labels) else 1
+        expected = 0 if untrained_reason(turn, labels, infos[turn.id].label) else 1
         counts = trained[turn.id]
         if np.any(counts > expected):
             found.append(Finding("token_trained_twice", f"turn {turn.id}", f"a token is in {counts.max()} rows"))
