@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import typer
@@ -63,5 +64,6 @@ app.command("serve")(serve.serve)
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. SIGTERM ends a command as Ctrl-C does: sandboxes and sockets are cleaned up."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app()

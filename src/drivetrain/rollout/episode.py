@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from swe_rl_env.grading import grade_workspace
 from swe_rl_env.tasks import prompt_for
 from swe_rl_env.workspace import Workspace, open_workspace
 
+_log = logging.getLogger(__name__)
 _TRUNCATED = ("max_turns", "deadline")
 _CLOSING_S = 600.0
 
@@ -72,7 +74,8 @@ class EpisodeRunner:
                 await self._agent(spec, result)
         except DrivetrainError as error:
             result.fail("infra_error", str(error))
-        except OSError as error:
+        except Exception as error:  # a defect in one rollout must not take the others down (case row F8)
+            _log.exception("rollout %s failed unexpectedly", spec.rollout_id)
             result.fail("infra_error", f"{type(error).__name__}: {error}")
         result.timings["total"] = time.monotonic() - started
         finished = result.finish()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from drivetrain.gateway.server import GatewayServer
 from drivetrain.rollout.config import REFERENCE_AGENTS, RolloutConfig
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.run_dir import RunDir
+from drivetrain.rollout.socket_folder import socket_folder
 from drivetrain.sandboxes.protocol import Limits, SandboxBackend, SandboxSpec
 from drivetrain.sandboxes.registry import get_backend
 from swe_rl_agent.harness import CLIHarness
@@ -109,8 +108,7 @@ async def _open_gateway(
         stack.push_async_callback(engine.aclose)
         tell(f"loading {model.name}")
         await engine.start()
-    folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    folder = stack.enter_context(socket_folder())
     gateway = Gateway(engine, codec, run.journal, model=model.name)
     server = GatewayServer(gateway)
     stack.push_async_callback(server.aclose)

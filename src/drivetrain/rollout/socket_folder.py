@@ -1,0 +1,45 @@
+"""The private folder of a run's gateway socket: named after its owner, so that a killed owner's folder is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from drivetrain.sandboxes.label import started
+from drivetrain.sandboxes.local import default_root
+
+_PREFIX = "gateway-"
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A fresh folder of mode 0700 that holds nothing; gone afterwards. Folders of dead owners are removed first."""
+    parent = default_root().parent
+    for stale in parent.glob(f"{_PREFIX}*"):
+        if not _alive(stale.name):
+            shutil.rmtree(stale, ignore_errors=True)
+    number = 0
+    while True:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = parent / f"{_PREFIX}{os.getpid()}-{started(os.getpid())}-{number}"
+        try:
+            folder.mkdir(mode=0o700)
+            break
+        except FileExistsError:
+            number += 1
+        except FileNotFoundError:  # the last user of the parent has just removed it
+            continue
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # somebody else still uses it
+            parent.rmdir()
+
+
+def _alive(name: str) -> bool:
+    pid, _, start = name.removeprefix(_PREFIX).rpartition("-")[0].partition("-")
+    return pid.isdigit() and str(started(int(pid))) == start
