@@ -27,7 +27,7 @@ def run_tool(
         done = subprocess.run(
             argv,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "NODE_DISABLE_COMPILE_CACHE": "1", **(env or {})},  # npm would leave a folder in /tmp
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
