@@ -11,12 +11,13 @@ import datetime
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
+import msgspec
 
 from drivetrain.errors import ConfigError, DrivetrainError
 from drivetrain.messages import Message, ToolCall, ToolSpec
@@ -27,6 +28,20 @@ _PROBE_TOOL = ToolSpec(
     parameters={"type": "object", "properties": {"value": {"type": "string"}}},
 )
 _ANCHOR = "anchor"
+_MARK = "drivetrain7mark"  # plain letters: no template trims, escapes or splits them
+
+
+_HEADS = (  # a template may write its own system prompt exactly when the conversation has none
+    (Message("user", _ANCHOR),),
+    (Message("system", _ANCHOR), Message("user", _ANCHOR)),
+)
+
+
+class Anchored(NamedTuple):
+    """Text behind the last word of a dummy assistant turn, as the last message and with messages behind it."""
+
+    alone: str
+    followed: str
 
 
 class TemplateRefused(DrivetrainError):
@@ -55,17 +70,42 @@ def _strftime_now(fmt: str) -> str:
     return datetime.datetime.now().strftime(fmt)
 
 
-def message_to_template(message: Message) -> dict[str, Any]:
+class Wire(msgspec.Struct, frozen=True):
+    """How a template wants its messages; found by trying, since templates do not declare it.
+
+    ``list_content``: text as a list of parts (multimodal templates drop or refuse a plain string). ``null_content``:
+    calls are rendered only behind ``None``. ``arguments_text``: call arguments as JSON text (DeepSeek) and not as a
+    dict. ``reasoning_key``: the field it reads reasoning from.
+    """
+
+    list_content: bool = False
+    null_content: bool = False
+    arguments_text: bool = False
+    reasoning_key: str = "reasoning_content"
+
+
+PLAIN_WIRE = Wire()
+
+
+def message_to_template(message: Message, wire: Wire = PLAIN_WIRE) -> dict[str, Any]:
     """The dict a chat template reads. JSON arguments are decoded, as inference servers do (trl.md section 8)."""
-    out: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        out["reasoning_content"] = message.reasoning
+    content: Any = message.content
+    if wire.list_content:
+        content = [{"type": "text", "text": content}]
+    elif wire.null_content and message.tool_calls and not content:
+        content = None
+    out: dict[str, Any] = {"role": message.role, "content": content}
+    if message.reasoning and not (wire.reasoning_key == "thinking" and content and message.tool_calls):
+        out[wire.reasoning_key] = message.reasoning  # harmony refuses both beside a call, and would say content twice
     if message.tool_calls:
         out["tool_calls"] = [
             {
                 "type": "function",
                 "id": call.id,
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if wire.arguments_text else _arguments(call.arguments),
+                },
             }
             for call in message.tool_calls
         ]
@@ -82,6 +122,12 @@ def _arguments(text: str) -> Any:
     except ValueError:
         return text
     return value if isinstance(value, dict) else text
+
+
+def shared_start(left: str, right: str) -> str:
+    """The longest text both begin with."""
+    size = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    return left[:size]
 
 
 def tool_to_template(tool: ToolSpec) -> dict[str, Any]:
@@ -124,7 +170,11 @@ class ChatTemplate:
             ) from error
         self._variables = {**(special_tokens or {}), **(kwargs or {})}
         self.sha256 = hashlib.sha256(source.encode()).hexdigest()
-        self.renders_tools = self._check_tools()
+        self.fingerprint = hashlib.sha256(json.dumps([source, self._variables], sort_keys=True).encode()).hexdigest()
+        self.eos_token = str(self._variables.get("eos_token") or "")
+        self._openings: tuple[Sequence[ToolSpec], dict[int, str]] = ((), {})
+        self.wire = self._find_wire()
+        self.renders_tools = self._shows(_PROBE_TOOL.name, [Message("user", _ANCHOR)], [_PROBE_TOOL])
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = True
@@ -136,7 +186,7 @@ class ChatTemplate:
         """
         try:
             return self._template.render(
-                messages=[message_to_template(m) for m in messages],
+                messages=[message_to_template(m, self.wire) for m in messages],
                 tools=[tool_to_template(t) for t in tools] or None,
                 add_generation_prompt=add_generation_prompt,
                 **self._variables,
@@ -150,29 +200,98 @@ class ChatTemplate:
     def render_tail(self, tail: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str | None:
         """Text that ``tail`` adds after a finished assistant turn, up to and with the generation prompt.
 
-        The tail is rendered behind a dummy conversation and the difference is taken, so that nothing of the real
-        history is rendered again. None means that the template is not append-only for this shape: it changed
-        something before the tail.
+        None means that the template is not append-only for this shape: it changed something before the tail.
         """
-        answered = itertools.takewhile(lambda message: message.role == "tool", tail)
-        calls = tuple(ToolCall(m.tool_call_id or f"call_{i}", _ANCHOR, "{}") for i, m in enumerate(answered))
-        anchor = [Message("user", _ANCHOR), Message("assistant", _ANCHOR, tool_calls=calls)]
-        try:
-            before = self.render(anchor, tools, add_generation_prompt=False)
-            after = self.render([*anchor, *tail], tools, add_generation_prompt=True)
-        except TemplateRefused:
+        found = self.behind_turn(tail, tools)
+        if found is None or not found.followed.startswith(found.alone):
             return None
-        return after[len(before) :] if after.startswith(before) else None
+        return found.followed[len(found.alone) :]
+
+    def behind_turn(
+        self,
+        tail: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        calls: Sequence[ToolCall] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> Anchored | None:
+        """What stands behind an assistant's last word: its closing, ``tail``, a generation prompt.
+
+        The tail is rendered behind a dummy conversation, so that nothing of the real history is rendered again.
+        ``calls`` are the calls the turn made: some templates write their names beside the results. What the template
+        does to the words of the dummy turn does not matter; None means that it changed something before that turn,
+        hid the turn, or refused every dummy.
+        """
+        return next(self._anchored(tail, tools, calls, add_generation_prompt), None)
 
     def assistant_close(self) -> str:
         """Text the template writes after an assistant's content, e.g. ``<|im_end|>\\n`` in ChatML."""
-        text = self.render(
-            [Message("user", "question"), Message("assistant", "\x00answer\x00")], add_generation_prompt=False
-        )
-        return text.rpartition("\x00")[2]
+        text = self.render([Message("user", "question"), Message("assistant", _MARK)], add_generation_prompt=False)
+        return text.rpartition(_MARK)[2]
 
-    def _check_tools(self) -> bool:
+    def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """The part of a first prompt that does not depend on whether a generation prompt follows."""
+        texts = [self.render(messages, tools, add_generation_prompt=generate) for generate in (True, False)]
+        return shared_start(*texts)
+
+    def _anchored(
+        self, tail: Sequence[Message], tools: Sequence[ToolSpec], calls: Sequence[ToolCall], generate: bool = True
+    ) -> Iterator[Anchored]:
+        """One rendering for each dummy conversation that the template takes and leaves as it is."""
+        for head, turn in itertools.product(_HEADS, _dummies(tail, calls)):
+            try:
+                alone = self.render([*head, turn], tools, add_generation_prompt=False)
+                followed = self.render([*head, turn, *tail], tools, add_generation_prompt=generate)
+                opening = self._dummy_opening(head, tools)
+            except TemplateRefused:
+                continue
+            parts = alone.split(_MARK)
+            rest = followed.split(_MARK, len(parts) - 1)
+            if len(rest) == len(parts) > 1 and followed.startswith(opening) and _MARK not in rest[-1]:
+                yield Anchored(parts[-1], rest[-1])
+
+    def _dummy_opening(self, head: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+        if self._openings[0] != tools:
+            self._openings = (tools, {})
+        known = self._openings[1]
+        if len(head) not in known:
+            known[len(head)] = self.opening(head, tools)
+        return known[len(head)]
+
+    def _find_wire(self) -> Wire:
+        user = Message("user", _MARK)
+        self.wire = PLAIN_WIRE
+        if not self._shows(_MARK, [user]):
+            self.wire = Wire(list_content=True)
+            if not self._shows(_MARK, [user]):
+                self.wire = PLAIN_WIRE
+        base = self.wire
+        call = ToolCall("call_0", _PROBE_TOOL.name, "{}")
+        for as_text, null in itertools.product((False, True), repeat=2):
+            self.wire = msgspec.structs.replace(base, arguments_text=as_text, null_content=null)
+            if self._shows(call.name, [Message("user", _ANCHOR), Message("assistant", tool_calls=(call,))]):
+                base = self.wire
+                break
+        for key in ("reasoning_content", "thinking", "reasoning"):
+            self.wire = msgspec.structs.replace(base, reasoning_key=key)
+            if self._shows(_MARK, [Message("user", _ANCHOR), Message("assistant", _ANCHOR, reasoning=_MARK)]):
+                return self.wire
+        return base
+
+    def _shows(self, text: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> bool:
         try:
-            return _PROBE_TOOL.name in self.render([Message("user", _ANCHOR)], [_PROBE_TOOL])
+            return text in self.render(messages, tools, add_generation_prompt=False)
         except TemplateRefused:
             return False
+
+
+def _dummies(tail: Sequence[Message], calls: Sequence[ToolCall]) -> Iterator[Message]:
+    """Assistant turns that may stand before ``tail``, the most faithful first; each holds the mark."""
+    results = list(itertools.takewhile(lambda message: message.role == "tool", tail))
+    if results and not calls:
+        calls = [ToolCall(m.tool_call_id or f"call_{i}", m.name or _ANCHOR, "") for i, m in enumerate(results)]
+    if calls:
+        marked = tuple(ToolCall(c.id, c.name, json.dumps({"value": _MARK})) for c in calls)
+        yield Message("assistant", tool_calls=marked)
+        yield Message("assistant", _MARK, tool_calls=marked)
+    yield Message("assistant", _MARK)
