@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import typer
@@ -14,11 +15,13 @@ from rich.table import Table
 
 from drivetrain.cli.console import err, out, print_json, tell
 from drivetrain.errors import ConfigError
-from drivetrain.rollout.config import EpisodeSpec, RolloutConfig, episodes_of
+from drivetrain.rollout.config import DEFAULT_TRAIN_LABELS, EpisodeSpec, RolloutConfig, episodes_of
+from drivetrain.rollout.mask_guard import MaskedFractionExceeded, MaskGuard
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.runner import run_rollouts
 from drivetrain.rollout.stack import open_stack
+from drivetrain.trace.turn import Label
 from swe_rl_env.tasks import load_tasks
 
 
@@ -39,6 +42,12 @@ def rollout(
     variant: str | None = typer.Option(None, help="Preset variant, e.g. 'small' for short prompts."),
     threads: int | None = typer.Option(None, help="Torch threads of the embedded engine."),
     seed: int | None = typer.Option(None, help="Makes sampling reproducible."),
+    train_label: list[str] = typer.Option(
+        list(DEFAULT_TRAIN_LABELS), "--train-label", help="Train turns with this label; may be repeated."
+    ),
+    max_masked_fraction: float = typer.Option(
+        0.5, help="Stop when faults (undelivered replies, missing log-probs) cost more of the sampled tokens."
+    ),
     out_dir: Path | None = typer.Option(None, "--out", "-o", help="Run folder; default runs/<time>."),
     json_output: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
@@ -46,7 +55,8 @@ def rollout(
 
     Example: drivetrain rollout -a pi -a mini-swe-agent -t pypi__xmltodict-0.14.2 -n 2 --variant small
 
-    Exits with 1 when any rollout ended in an infrastructure failure (its reward is then none, never 0).
+    Exits with 1 when any rollout ended in an infrastructure failure (its reward is then none, never 0), or when too
+    many sampled tokens were lost to faults.
     """
     if bool(task) == all_tasks:
         raise ConfigError("name tasks with --task, or take every one with --all-tasks (not both).")
@@ -64,8 +74,10 @@ def rollout(
         variant=variant,
         threads=threads,
         seed=seed,
+        train_labels=cast("tuple[Label, ...]", tuple(train_label)),
+        max_masked_fraction=max_masked_fraction,
     )
-    results, run = asyncio.run(_run(config, out_dir))
+    results, run, guard = asyncio.run(_run(config, out_dir))
     if json_output:
         print_json({"run": str(run.path), "results": [_brief(result) for result in results]})
     else:
@@ -74,19 +86,24 @@ def rollout(
             if result.error:
                 out.print(f"{result.rollout_id}: {result.error}", markup=False, highlight=False)
         out.print(f"run: {run.path}", markup=False, highlight=False, soft_wrap=True)
+    guard.check(final=True)
     if any(result.reward is None for result in results):
         raise typer.Exit(1)
 
 
-async def _run(config: RolloutConfig, out_dir: Path | None) -> tuple[list[RolloutResult], RunDir]:
+async def _run(config: RolloutConfig, out_dir: Path | None) -> tuple[list[RolloutResult], RunDir, MaskGuard]:
     specs = episodes_of(config)
     run = RunDir.create(out_dir)
     async with open_stack(config, run, tell) as runner:
         with _progress(len(specs)) as (started, finished):
-            results = await run_rollouts(
-                runner, specs, concurrency=config.concurrency, on_start=started, on_done=finished
-            )
-    return results, run
+            try:
+                results = await run_rollouts(
+                    runner, specs, concurrency=config.concurrency, on_start=started, on_done=finished
+                )
+            except MaskedFractionExceeded:
+                tell(f"stopped; what finished is in {run.path}")
+                raise
+    return results, run, runner.guard
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from drivetrain.gateway.sessions import session_tag
 from drivetrain.journal.reader import JournalReader
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
-from drivetrain.trace.sample import HarnessTrace, rows_of
-from drivetrain.trace.validate import check_graph, check_rows
+from drivetrain.rollout.selection import Selection
+from drivetrain.trace.sample import HarnessTrace
+from drivetrain.trace.validate import check_graph
 
 
 class Audit(msgspec.Struct, kw_only=True):
@@ -27,7 +28,8 @@ def audit_run(run: RunDir, *, vocab_size: int | None = None) -> list[Audit]:
     """Check every recorded rollout of a run against its journal.
 
     For each: the prompts that were sent equal stored ids + stored sampled ids + delta (by digest), the stored rows
-    equal those derived again, lengths agree, and each trainable token is trained exactly once.
+    equal those derived again with the run's own selection of labels, lengths agree, and each trainable token is
+    trained exactly once.
 
     Raises:
         ConfigError: the run has no readable journal although it made model calls.
@@ -40,14 +42,17 @@ def audit_run(run: RunDir, *, vocab_size: int | None = None) -> list[Audit]:
         ]
     reader = JournalReader(run.journal)
     known = {session.id for session in reader.sessions()}
-    return [_audit(reader, known, result, vocab_size) for result in results]
+    selection = Selection.read(run)
+    return [_audit(reader, known, result, selection, vocab_size) for result in results]
 
 
 def _without_session(result: RolloutResult) -> list[str]:
     return ["rows without a session"] if result.rows else []
 
 
-def _audit(reader: JournalReader, known: set[str], result: RolloutResult, vocab_size: int | None) -> Audit:
+def _audit(
+    reader: JournalReader, known: set[str], result: RolloutResult, selection: Selection, vocab_size: int | None
+) -> Audit:
     if not result.session_id:
         problems = _without_session(result)
         return Audit(rollout_id=result.rollout_id, turns=0, rows=0, trained_tokens=0, problems=problems)
@@ -58,8 +63,8 @@ def _audit(reader: JournalReader, known: set[str], result: RolloutResult, vocab_
         problems.append(f"the journal's turns are no graph: {error}")
         return Audit(rollout_id=result.rollout_id, turns=0, rows=0, trained_tokens=0, problems=problems)
     problems += [str(finding) for finding in check_graph(graph, vocab_size=vocab_size)]
-    problems += [str(finding) for finding in check_rows(graph, result.rows)]
-    derived = rows_of(graph, reward=result.reward, session_id=result.session_id)
+    problems += [str(finding) for finding in selection.check(graph, result.agent, result.rows)]
+    derived = selection.rows(graph, result.agent, reward=result.reward, session_id=result.session_id)
     if len(derived) != len(result.rows):
         problems.append(f"{len(result.rows)} rows stored, {len(derived)} derived from the journal")
     problems += [

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from drivetrain.errors import ConfigError
+from drivetrain.trace.sample import TRAINED_LABELS
+from drivetrain.trace.turn import Label
 
 REFERENCE_AGENTS = ("oracle", "noop")
 """Agents without a model: the reference fix and nothing at all."""
+
+LABELS: tuple[str, ...] = get_args(Label)
+DEFAULT_TRAIN_LABELS: tuple[Label, ...] = tuple(sorted(TRAINED_LABELS))
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +24,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     budget of each rollout; ``deadline_s`` is the harness's wall time; ``concurrency`` counts rollouts in flight.
     ``variant`` chooses a preset's variant, e.g. ``small`` for prompts that fit small models. ``dtype`` and
     ``threads`` are the embedded engine's. ``seed`` makes sampling reproducible as far as the engine is.
+    ``train_labels`` are the labels of the turns to train (design section 4, "Label"); ``max_masked_fraction`` is the
+    share of sampled tokens that faults may cost before the run stops.
     """
 
     tasks: tuple[str, ...]
@@ -35,6 +42,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = None
     seed: int | None = None
+    train_labels: tuple[Label, ...] = DEFAULT_TRAIN_LABELS
+    max_masked_fraction: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("n", "concurrency", "max_turns", "max_tokens", "deadline_s"):
@@ -43,6 +52,14 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("tasks", "agents"):
             if not getattr(self, name):
                 raise ConfigError(f"no {name} were chosen.", fix=f"Name at least one of the {name}.")
+        unknown = sorted(set(self.train_labels) - set(LABELS))
+        if unknown or not self.train_labels:
+            raise ConfigError(
+                f"no label is called {unknown[0]!r}." if unknown else "no label is trained.",
+                fix=f"Choose among: {', '.join(LABELS)}.",
+            )
+        if not 0 <= self.max_masked_fraction <= 1:
+            raise ConfigError(f"max_masked_fraction is {self.max_masked_fraction}; it must be between 0 and 1.")
 
     @property
     def needs_model(self) -> bool:

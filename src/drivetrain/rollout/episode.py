@@ -14,10 +14,12 @@ from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.sessions import Session
 from drivetrain.rollout.config import EpisodeSpec, RolloutConfig
+from drivetrain.rollout.mask_guard import MaskGuard
 from drivetrain.rollout.result import RolloutResult, RolloutStatus
 from drivetrain.rollout.run_dir import RunDir
+from drivetrain.rollout.selection import Selection
 from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend
-from drivetrain.trace.sample import rows_of
+from drivetrain.trace.sample import HarnessTrace
 from swe_rl_agent.harness import CLIHarness, HarnessOutcome
 from swe_rl_env.agents import AGENTS
 from swe_rl_env.build import BuiltTask
@@ -42,6 +44,10 @@ class EpisodeRunner:
         run: where results are written.
         gateway: serves the harnesses' model calls; not needed for reference agents.
         gateway_socket: the Unix socket on which it serves them.
+        selection: what is trained; default: the labels of ``config``, without preset rules.
+
+    Attributes:
+        guard: counts the sampled tokens of finished rollouts; whoever runs many of them checks it.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class EpisodeRunner:
         *,
         gateway: Gateway | None = None,
         gateway_socket: Path | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self._config = config
         self._backend = backend
@@ -62,6 +69,8 @@ class EpisodeRunner:
         self._run = run
         self._gateway = gateway
         self._socket = gateway_socket
+        self._selection = selection or Selection(train_labels=config.train_labels)
+        self.guard = MaskGuard(config.max_masked_fraction)
 
     async def run(self, spec: EpisodeSpec) -> RolloutResult:
         """Run, grade and record one rollout."""
@@ -78,8 +87,11 @@ class EpisodeRunner:
             _log.exception("rollout %s failed unexpectedly", spec.rollout_id)
             result.fail("infra_error", f"{type(error).__name__}: {error}")
         result.timings["total"] = time.monotonic() - started
-        finished = result.finish()
+        finished = result.finish(self._selection)
         self._run.append(finished)
+        if result.session is not None:
+            graph = result.session.graph
+            self.guard.add(len(graph), self._selection.sampled(graph, spec.agent))
         return finished
 
     async def _reference(self, spec: EpisodeSpec, result: _Draft) -> None:
@@ -210,9 +222,12 @@ class _Draft:
         else:
             self._reward = grade.reward
 
-    def finish(self) -> RolloutResult:
+    def finish(self, selection: Selection) -> RolloutResult:
         """The result, rows included."""
         graph = self.session.graph if self.session is not None else None
+        rows: list[HarnessTrace] = []
+        if self.session is not None:
+            rows = selection.rows(self.session.graph, self.spec.agent, reward=self._reward, session_id=self.session.id)
         reasons: dict[str, int] = {}
         for turn in graph or ():
             if turn.fork_reason:
@@ -226,7 +241,7 @@ class _Draft:
             group=self.spec.group,
             status=self.status,
             reward=self._reward,
-            rows=rows_of(graph, reward=self._reward, session_id=self.session.id) if self.session and graph else [],
+            rows=rows,
             turns=len(graph) if graph is not None else 0,
             fork_reasons=reasons,
             error=self.error,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from drivetrain.rollout.config import EpisodeSpec
 from drivetrain.rollout.episode import EpisodeRunner
+from drivetrain.rollout.mask_guard import MaskedFractionExceeded
 from drivetrain.rollout.result import RolloutResult
 
 
@@ -21,6 +22,10 @@ async def run_rollouts(
     """Run every spec, at most ``concurrency`` in flight; results in the order of the specs.
 
     One failing rollout does not stop the others (case row F8); cancelling this cancels and cleans up all of them.
+
+    Raises:
+        MaskedFractionExceeded: so many sampled tokens are lost to faults that going on is pointless; the rollouts
+            that finished are recorded, the others are cancelled.
     """
     gate = asyncio.Semaphore(concurrency)
 
@@ -29,8 +34,15 @@ async def run_rollouts(
             on_start(spec)
             result = await runner.run(spec)
             on_done(result)
+            runner.guard.check()
             return result
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(spec)) for spec in specs]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(spec)) for spec in specs]
+    except BaseExceptionGroup as failures:
+        stops, others = failures.split(MaskedFractionExceeded)
+        if stops is None or others is not None:
+            raise
+        raise stops.exceptions[0] from None
     return [task.result() for task in tasks]

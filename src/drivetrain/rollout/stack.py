@@ -19,6 +19,7 @@ from drivetrain.gateway.server import GatewayServer
 from drivetrain.rollout.config import REFERENCE_AGENTS, RolloutConfig
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.run_dir import RunDir
+from drivetrain.rollout.selection import Selection
 from drivetrain.rollout.socket_folder import socket_folder
 from drivetrain.sandboxes.protocol import Limits, SandboxBackend, SandboxSpec
 from drivetrain.sandboxes.registry import get_backend
@@ -70,10 +71,12 @@ async def open_stack(
         socket: Path | None = None
         if config.needs_model and model is not None:
             gateway, socket = await _open_gateway(stack, config, run, tell, model, engine)
+        selection = Selection.of(config.train_labels, {name: h.preset.labels for name, h in harnesses.items()})
         run.write_info(
             {
                 "drivetrain": drivetrain.__version__,
                 "config": config,
+                "selection": selection,
                 "model": {"name": model.name, "path": str(model.path)} if model is not None else None,
                 "template_sha256": gateway.codec.template.sha256 if gateway is not None else None,
                 "engine": gateway.engine.name if gateway is not None else None,
@@ -81,7 +84,9 @@ async def open_stack(
                 "agents": {name: harness.bundle.sha256 for name, harness in harnesses.items()},
             }
         )
-        yield EpisodeRunner(config, backend, tasks, harnesses, run, gateway=gateway, gateway_socket=socket)
+        yield EpisodeRunner(
+            config, backend, tasks, harnesses, run, gateway=gateway, gateway_socket=socket, selection=selection
+        )
 
 
 async def _try_sandbox(backend: SandboxBackend) -> None:
