@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from drivetrain.cli.console import out, print_json
+from drivetrain.cli.export import export
 from drivetrain.cli.rollout import results_table
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.sessions import session_tag
@@ -20,6 +21,7 @@ from drivetrain.trace.turn import Turn
 app = typer.Typer(no_args_is_help=True, help="Traces: what was sent, what was sampled, what is trained.")
 _RUN = typer.Argument(help="Run folder that `drivetrain rollout` wrote.")
 _JSON = typer.Option(False, "--json", help="Print as JSON.")
+app.command("export")(export)
 
 
 @app.command("ls")
