@@ -1,0 +1,50 @@
+"""Mistral: ``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or one ``[TOOL_CALLS]name[ARGS]{...}`` per call.
+
+The newer form may carry ``[CALL_ID]id`` between name and arguments and may leave ``[ARGS]`` out.
+Source: mistral-common tokenizers v3 (list), v11 and v13 (name and arguments); chat templates of Mistral Small,
+Ministral and Devstral.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from drivetrain.tokens.parsers.base import Block, ParsedCall, skip_space
+from drivetrain.tokens.parsers.json_text import CallKeys, JsonError, is_cut, read_calls, read_members
+
+_TAG = "[TOOL_CALLS]"
+_KEYS = CallKeys(required=True)
+_HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}\"<>]+)\s*(?:\[CALL_ID\][^\s\[\]{}]*\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_PART_OF_HEAD = re.compile(
+    r"\s*[^\s\[\]{}\"<>]*\s*(?:\[CALL_ID\][^\s\[\]{}]*\s*)?"
+    r"(?:\[(?:C(?:A(?:L(?:L(?:_(?:I(?:D)?)?)?)?)?)?|A(?:R(?:G(?:S)?)?)?)?|\[ARGS\])?\s*\Z"
+)
+
+
+def scan(text: str, at: int) -> Iterator[Block]:
+    """Blocks of the format; see :data:`~drivetrain.tokens.parsers.base.Scan`."""
+    while (start := text.find(_TAG, at)) >= 0:
+        block = _block(text, start)
+        yield block
+        at = block.end
+
+
+def _block(text: str, start: int) -> Block:
+    body = skip_space(text, start + len(_TAG))
+    head = _HEAD.match(text, body)
+    value = body if head is None else head.end()
+    try:
+        if head is None:
+            calls, end = read_calls(text, body, _KEYS)
+            if calls is not None:
+                return Block(start, end, tuple(calls))
+        else:
+            _, end = read_members(text, value)
+            return Block(start, end, (ParsedCall(head["name"], text[value:end], (start, end)),))
+    except JsonError:
+        cut = is_cut(text, value) or bool(_PART_OF_HEAD.match(text, body))
+        if cut:
+            return Block(start, len(text), note="truncated_tool_call")
+    following = text.find(_TAG, body)
+    return Block(start, len(text) if following < 0 else following, note="malformed_tool_call")
