@@ -7,20 +7,22 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
+from drivetrain.cli import why
 from drivetrain.cli.console import out, print_json
 from drivetrain.cli.export import export
 from drivetrain.cli.rollout import results_table
-from drivetrain.errors import ConfigError
+from drivetrain.cli.runs import find_session, run_tokenizer
 from drivetrain.gateway.sessions import session_tag
-from drivetrain.journal.reader import JournalReader, StoredSession
+from drivetrain.journal.reader import JournalReader
 from drivetrain.rollout.audit import audit_run
 from drivetrain.rollout.run_dir import RunDir
-from drivetrain.tokens.tokenizer import Tokenizer
+from drivetrain.rollout.selection import Selection
 from drivetrain.trace.turn import Turn
 
 app = typer.Typer(no_args_is_help=True, help="Traces: what was sent, what was sampled, what is trained.")
 _RUN = typer.Argument(help="Run folder that `drivetrain rollout` wrote.")
 _JSON = typer.Option(False, "--json", help="Print as JSON.")
+why.register(app)
 app.command("export")(export)
 
 
@@ -44,13 +46,20 @@ def show(
     """Show the turns of one rollout: how each continues, its tokens, its fork reason."""
     run = RunDir.open(run_dir)
     reader = JournalReader(run.journal)
-    session = _find(reader.sessions(), which)
+    session = find_session(reader.sessions(), which)
     graph = reader.graph(session.id, session_tag(session.id))
     out.print(f"{session.labels.get('rollout', '')}  session {session.id}  {session.state}", markup=False)
     table = Table("turn", "parent", "link", "prompt", "new", "sampled", "finish", "label", "policy", "seconds", "notes")
+    labels = Selection.read(run).labels(graph, session.labels.get("agent", ""))
     for turn in graph:
-        why = f"{turn.fork_reason}: {turn.fork_detail}" if turn.fork_reason else ""
-        notes = [why, *turn.notes, "" if turn.delivered else "undelivered"]
+        fork = f"{turn.fork_reason}: {turn.fork_detail}" if turn.fork_reason else ""
+        label = labels[turn.id]
+        notes = [
+            fork,
+            "" if label.label == "agent" else label.reason,
+            *turn.notes,
+            "" if turn.delivered else "undelivered",
+        ]
         table.add_row(
             str(turn.id),
             "-" if turn.parent is None else str(turn.parent),
@@ -59,7 +68,7 @@ def show(
             str(len(turn.delta_ids)),
             str(len(turn.sampled_ids)),
             turn.finish_reason,
-            turn.label,
+            label.label,
             _span(turn),
             f"{turn.completed_at - turn.started_at:.2f}",
             "; ".join(note for note in notes if note),
@@ -79,7 +88,7 @@ def check(run_dir: Path = _RUN, json_output: bool = _JSON) -> None:
     log-probs have equal length; each trainable token is trained exactly once. Exits with 1 when anything is off.
     """
     run = RunDir.open(run_dir)
-    tokenizer = _tokenizer(run)
+    tokenizer = run_tokenizer(run)
     audits = audit_run(run, vocab_size=tokenizer.vocab_size if tokenizer else None)
     bad = [audit for audit in audits if audit.problems]
     if json_output:
@@ -96,29 +105,13 @@ def check(run_dir: Path = _RUN, json_output: bool = _JSON) -> None:
         raise typer.Exit(1)
 
 
-def _find(sessions: list[StoredSession], which: str) -> StoredSession:
-    found = [s for s in sessions if s.id.startswith(which) or s.labels.get("rollout", "").startswith(which)]
-    exact = [s for s in found if which in (s.id, s.labels.get("rollout"))]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    names = ", ".join(s.labels.get("rollout", s.id) for s in sessions[:8])
-    problem = "no" if not found else f"{len(found)}"
-    raise ConfigError(f"{problem} rollout begins with {which!r}.", fix=f"Name one of: {names}.")
-
-
 def _span(turn: Turn) -> str:
     start, end = turn.policy_version_start, turn.policy_version_end
     return str(start) if start == end else f"{start}-{end}"
 
 
-def _tokenizer(run: RunDir) -> Tokenizer | None:
-    model = run.info().get("model")
-    path = Path(model["path"]) / "tokenizer.json" if model else None
-    return Tokenizer.from_file(path) if path is not None and path.is_file() else None
-
-
 def _print_text(run: RunDir, turns: list[Turn]) -> None:
-    tokenizer = _tokenizer(run)
+    tokenizer = run_tokenizer(run)
     for turn in turns:
         out.rule(f"turn {turn.id}")
         for message in turn.messages:
