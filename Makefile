@@ -19,7 +19,7 @@ lint: setup ## ruff, mypy, import-linter.
 	.venv/bin/lint-imports
 
 test: lint assets ## Set up, then all checks and tests.
-	.venv/bin/python -m pytest
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist worksteal
 
 oracle: setup ## Every task: the reference fix must score 1.0 and doing nothing 0.0.
 	scripts/oracle

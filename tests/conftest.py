@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,8 @@ from drivetrain.engines.models import ModelDir
 from drivetrain.engines.tiny import build_tiny_model
 from drivetrain.gateway.model import load_codec
 from drivetrain.tokens.codec import TokenCodec
+
+_BEFORE = pytest.StashKey[set[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -26,15 +27,24 @@ def codec(tiny_model: ModelDir) -> TokenCodec:
     return load_codec(tiny_model)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember what is there before the first test (in the process that starts the workers, if there are any)."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[_BEFORE] = _traces()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """After the last test: no process, mount or temporary folder of ours that was not there before the first."""
-    before = _traces()
-    yield
+    before = session.config.stash.get(_BEFORE, None)
+    if before is None:
+        return
     deadline = time.monotonic() + 10
     while (left := _traces() - before) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not left, sorted(left)
+    if left:
+        print("\nleft behind:", *sorted(left), sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def _traces() -> set[str]:
