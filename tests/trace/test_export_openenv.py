@@ -135,6 +135,28 @@ def test_an_undelivered_twin_costs_no_row() -> None:
     assert [entry["metadata"]["turn"] for entry in kept["turns"]] == [0, 2, 3]
 
 
+def test_main_chain_is_the_one_with_most_trained_turns() -> None:
+    """Neither the oldest root (a title call) nor the oldest branch."""
+    talk = Talk()
+    talk.play("T A")
+    talk.talks["B"] = list(talk.talks["A"])
+    graph = talk.play("A B B")
+    chains = chains_of(graph, trained_turns(graph, None))
+    assert [[turn.id for turn in chain.turns] for chain in chains] == [[1, 3, 4], [1, 2], [0]]
+    assert [chain.shared for chain in chains] == [0, 1, 0]
+    assert [entry["metadata"]["turn"] for entry in trace_dict(graph)[0]["turns"]] == [0, 1, 3, 4, 2]
+
+
+def test_a_side_chain_continues_past_its_undelivered_twin() -> None:
+    talk = Talk()
+    talk.play("A A A S")
+    talk.say("S", delivered=False, then=False)
+    talk.say("S")
+    entries = trace_dict(talk.graph)[0]["turns"]
+    assert [entry["metadata"]["turn"] for entry in entries] == [3, 5, 4, 0, 1, 2]
+    assert len(rows_by_trl(entries)) == 2
+
+
 def test_fork_is_one_row_more_and_keeps_its_reason() -> None:
     talk = Talk()
     talk.say("A")

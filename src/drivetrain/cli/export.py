@@ -16,6 +16,7 @@ from drivetrain.gateway.sessions import session_tag
 from drivetrain.journal.reader import JournalReader
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
+from drivetrain.rollout.selection import Selection
 from drivetrain.trace.export.atif import trajectories
 from drivetrain.trace.export.files import check_free, written_whole
 from drivetrain.trace.export.info import RolloutInfo
@@ -118,8 +119,10 @@ class _Job(msgspec.Struct, frozen=True):
         called = [result for result in self.results if result.session_id]
         if called:
             reader = JournalReader(self.run.journal)
+            rules = Selection.read(self.run).label_rules
             for result in called:
-                yield result, relabelled(reader.graph(result.session_id, session_tag(result.session_id)))
+                graph = reader.graph(result.session_id, session_tag(result.session_id))
+                yield result, relabelled(graph, hints=rules.get(result.agent, ()))
 
     def rows(self) -> list[StoredRow]:
         """Every row with its rollout."""
