@@ -59,7 +59,10 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LabelRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call that is not a plain agent turn, by what the request looks like; the gateway's own rules come first."""
+    """A conversation that is not a plain agent's, by what its first request looks like; all conditions must hold.
+
+    It wins over what the structure of the session suggests (:mod:`drivetrain.trace.labels`).
+    """
 
     label: Literal["subagent", "title", "summary", "compaction", "probe"]
     system_contains: str = ""
