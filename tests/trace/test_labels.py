@@ -324,3 +324,41 @@ def test_policy_spans() -> None:
     assert (start, stop) == (0, len(row.response_ids))
     assert row.response_ids[begin:stop] == last.sampled_ids.tolist()
     assert row.response_ids[:end][-len(first[1].sampled_ids) :] == first[1].sampled_ids.tolist()
+
+
+def test_a_user_who_goes_on_with_more_tools_is_no_memory_call() -> None:
+    play = Play()
+    final = play.ask(OPENING, "The bug is fixed.")
+    play.ask([*OPENING, *results(final), user("Now write a test, please.")], "Done.", tools=(BASH, TASK))
+    assert labels(play) == ["agent", "agent"]
+
+
+def test_a_side_call_that_repeats_the_task_is_no_compaction() -> None:
+    """The next root holds the words because the task does, not because the side call said them."""
+    play = Play()
+    history, _ = play.work(OPENING, 2)
+    play.ask([user(f"What is asked? {history[3].content} {OPENING[1].content}")], OPENING[1].content, tools=())
+    play.ask([system("You fix bugs, mode 2."), *history[1:]], "I go on.")
+    assert labels(play) == ["agent", "agent", "title", "agent"]
+
+
+def test_a_shrunken_limit_after_a_changed_system_text_is_no_probe() -> None:
+    play = Play()
+    history, _ = play.work(OPENING, 2)
+    play.ask([system("You fix bugs, mode 2."), *history[1:]], "I", max_tokens=1)
+    assert labels(play) == ["agent"] * 3
+
+
+def test_same_task_under_another_system_text_is_no_sub_agent() -> None:
+    play = Play()
+    first = play.ask(OPENING, "", [("bash", {"command": "ls"})])
+    play.ask([system("You fix bugs, mode 2."), OPENING[1]], "I start again.")
+    play.ask([*OPENING, *results(first)], "Done.")
+    assert labels(play) == ["agent"] * 3
+
+
+def test_a_call_starts_nothing_before_it_is_made() -> None:
+    play = Play()
+    play.ask(OPENING, "", [("task", {"prompt": "Read the parser."})], tools=(BASH, TASK), start=0, end=5)
+    play.ask([system("You explore."), user("Read the parser.")], "Seen.", start=3, end=9)
+    assert labels(play) == ["agent", "agent"]

@@ -131,6 +131,7 @@ def test_numbers_add_up() -> None:
     play.ask([user("Title?")], "Fix", tools=())
     history, _ = play.work(OPENING, 2)
     play.ask(history, "Lost.", delivered=False)
+    assert [fork.drift for fork in forks(play)] == [""]
     one = stats(play)
     assert one.labels == {"title": 1, "agent": 3}
     assert (one.transitions, one.hard_drift) == (2, 0)  # the agent's first call rewrites nothing of the title call
