@@ -8,7 +8,7 @@ Ministral and Devstral.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drivetrain.tokens.parsers.base import Block, ParsedCall, skip_space
 from drivetrain.tokens.parsers.json_text import CallKeys, JsonError, is_cut, read_calls, read_members
@@ -16,6 +16,7 @@ from drivetrain.tokens.parsers.json_text import CallKeys, JsonError, is_cut, rea
 _TAG = "[TOOL_CALLS]"
 _KEYS = CallKeys(required=True)
 _HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}\"<>]+)\s*(?:\[CALL_ID\][^\s\[\]{}]*\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_LIST = re.compile(r"\[\s*(?:[{\]]|\Z)")
 _PART_OF_HEAD = re.compile(
     r"\s*[^\s\[\]{}\"<>]*\s*(?:\[CALL_ID\][^\s\[\]{}]*\s*)?"
     r"(?:\[(?:C(?:A(?:L(?:L(?:_(?:I(?:D)?)?)?)?)?)?|A(?:R(?:G(?:S)?)?)?)?|\[ARGS\])?\s*\Z"
@@ -34,17 +35,23 @@ def _block(text: str, start: int) -> Block:
     body = skip_space(text, start + len(_TAG))
     head = _HEAD.match(text, body)
     value = body if head is None else head.end()
-    try:
-        if head is None:
-            calls, end = read_calls(text, body, _KEYS)
-            if calls is not None:
-                return Block(start, end, tuple(calls))
+    if head is not None or _LIST.match(text, body):
+        try:
+            calls, end = _read(text, start, value, head)
+        except JsonError:
+            if is_cut(text, value):
+                return Block(start, len(text), note="truncated_tool_call")
         else:
-            _, end = read_members(text, value)
-            return Block(start, end, (ParsedCall(head["name"], text[value:end], (start, end)),))
-    except JsonError:
-        cut = is_cut(text, value) or bool(_PART_OF_HEAD.match(text, body))
-        if cut:
-            return Block(start, len(text), note="truncated_tool_call")
+            if calls:
+                return Block(start, end, tuple(calls))
+    elif _PART_OF_HEAD.match(text, body):
+        return Block(start, len(text), note="truncated_tool_call")
     following = text.find(_TAG, body)
     return Block(start, len(text) if following < 0 else following, note="malformed_tool_call")
+
+
+def _read(text: str, start: int, value: int, head: re.Match[str] | None) -> tuple[Sequence[ParsedCall] | None, int]:
+    if head is None:
+        return read_calls(text, value, _KEYS)
+    _, end = read_members(text, value)
+    return [ParsedCall(head["name"], text[value:end], (start, end))], end
