@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain.errors import ConfigError
+from drivetrain.messages import ToolSpec
 from drivetrain.tokens.codec import TokenCodec
 from drivetrain.tokens.parse import get_parser, parse_hermes, parse_text
 
@@ -74,15 +75,15 @@ def test_text_without_calls_is_untouched(text: str) -> None:
 def test_stop_token_is_dropped_and_others_are_spelled(codec: TokenCodec) -> None:
     close = codec.boundary.close_id
     ids = codec.tokenizer.encode("hello <|im_start|>user")
-    assert codec.parse([*ids, close], tools=False).content == "hello <|im_start|>user"
-    assert codec.parse(ids, tools=False).content == "hello <|im_start|>user"
+    assert codec.parse([*ids, close], tools=()).content == "hello <|im_start|>user"
+    assert codec.parse(ids, tools=()).content == "hello <|im_start|>user"
 
 
 def test_without_tools_blocks_stay_text(codec: TokenCodec) -> None:
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     ids = codec.tokenizer.encode(text)
-    assert codec.parse(ids, tools=False).content == text
-    assert codec.parse(ids, tools=True).calls[0].name == "f"
+    assert codec.parse(ids, tools=()).content == text
+    assert codec.parse(ids, tools=[ToolSpec("f")]).calls[0].name == "f"
 
 
 def test_unknown_parser() -> None:

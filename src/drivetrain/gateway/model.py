@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
 
 from drivetrain.engines.models import ModelDir
 from drivetrain.tokens.codec import TokenCodec
+from drivetrain.tokens.parse import explain_choice
 from drivetrain.tokens.template import ChatTemplate
 from drivetrain.tokens.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 
-def load_codec(model: ModelDir, *, parser: str = "hermes", template_kwargs: dict[str, Any] | None = None) -> TokenCodec:
+
+def load_codec(
+    model: ModelDir, *, parser: str | None = None, template_kwargs: dict[str, Any] | None = None
+) -> TokenCodec:
     """Tokenizer, chat template, boundary and parser of a model.
+
+    Without a name the parser is chosen by the markers in the chat template
+    (:func:`drivetrain.tokens.parsers.choose.explain_choice`).
 
     Raises:
         ConfigError: the tokenizer or template cannot be used; see :func:`drivetrain.tokens.boundary.detect_boundary`.
     """
     tokenizer = Tokenizer.from_file(model.tokenizer_path)
     template = ChatTemplate(model.chat_template, special_tokens=_special_tokens(model), kwargs=template_kwargs)
+    if parser is None:
+        choice = explain_choice(model.chat_template)
+        _log.log(logging.INFO if choice.known else logging.WARNING, "parser %s: %s.", choice.parser, choice.reason)
+        parser = choice.parser
     return TokenCodec(tokenizer, template, stop_ids=model.stop_token_ids, parser=parser)
 
 

@@ -19,7 +19,7 @@ from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.volatile import strip_volatile
 from drivetrain.journal.writer import Journal, JournalError
 from drivetrain.messages import Call, FinishReason, Message, Reply, ToolCall, ToolSpec, Usage
-from drivetrain.tokens.codec import TokenCodec, ToolsDropped
+from drivetrain.tokens.codec import PROMPT_END, TokenCodec, ToolsDropped
 from drivetrain.tokens.parse import Parsed
 from drivetrain.tokens.template import TemplateRefused
 from drivetrain.trace.graph import Match, prompt_digest
@@ -155,7 +155,8 @@ class TurnRunner:
         times: tuple[float, float, float],
         body_sha256: bytes,
     ) -> Turn:
-        parsed = self._codec.parse(completion.token_ids, tools=bool(call.tools))
+        prompt_end = prompt.ids[-PROMPT_END:].tolist()
+        parsed = self._codec.parse(completion.token_ids, tools=call.tools, prompt=prompt_end)
         usage = Usage(len(prompt.ids), len(completion.token_ids))
         reply = _reply(session, turn_id, parsed, completion, usage, int(times[2]))
         spoken = message_key(Message("assistant", reply.content, reply.reasoning, reply.tool_calls))
@@ -251,7 +252,7 @@ def _reply(session: Session, turn_id: int, parsed: Parsed, completion: Completio
         model=session.policy.model,
         created=created,
         content=parsed.content,
-        reasoning="",
+        reasoning=parsed.reasoning,
         tool_calls=calls,
         finish_reason=finish,
         usage=usage,

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from drivetrain.errors import ConfigError
 from drivetrain.messages import Message, ToolSpec
 from drivetrain.tokens.boundary import Boundary, detect_boundary
-from drivetrain.tokens.parse import Parsed, get_parser, parse_text
+from drivetrain.tokens.parse import Parsed, Parser, get_parser
 from drivetrain.tokens.template import ChatTemplate
 from drivetrain.tokens.tokenizer import Tokenizer
+
+PROMPT_END = 16
+"""Ids of a prompt's end that are enough to hold a reasoning tag."""
 
 
 class ToolsDropped(ConfigError):
@@ -33,7 +36,7 @@ class TokenCodec:
         self.template = template
         self.boundary: Boundary = detect_boundary(template, tokenizer)
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*stop_ids, self.boundary.close_id]))
-        self._parse = get_parser(parser)
+        self.parser: Parser = get_parser(parser)
 
     def first_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """Ids of a prompt rendered from scratch.
@@ -62,10 +65,16 @@ class TokenCodec:
         close = [self.boundary.close_id] if self.boundary.needs_close(sampled) else []
         return close + self.tokenizer.encode(self.boundary.join_text(text))
 
-    def parse(self, sampled: Sequence[int], *, tools: bool) -> Parsed:
-        """Read a completion. The stop token that ended it is dropped from the text; every other token is spelled."""
+    def parse(self, sampled: Sequence[int], *, tools: Sequence[ToolSpec], prompt: Sequence[int] = ()) -> Parsed:
+        """Read a completion. The stop token that ended it is dropped from the text; every other token is spelled.
+
+        Args:
+            sampled: the completion.
+            tools: the tools the request offered; without any, calls are content.
+            prompt: the prompt (its last ids are enough): it may end inside reasoning.
+        """
         ids = list(sampled)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
-        text = self.tokenizer.decode(ids)
-        return self._parse(text) if tools else parse_text(text)
+        opened = self.parser.opened_by(self.tokenizer.decode(prompt[-PROMPT_END:])) if len(prompt) else False
+        return self.parser(self.tokenizer.decode(ids), tools, opened=opened, calls=bool(tools))
