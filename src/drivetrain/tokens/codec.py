@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from drivetrain.errors import ConfigError
-from drivetrain.messages import Message, ToolSpec
+from drivetrain.messages import Message, ToolCall, ToolSpec
 from drivetrain.tokens.boundary import Boundary, detect_boundary
-from drivetrain.tokens.parse import Parsed, Parser, get_parser
+from drivetrain.tokens.check import ReasoningPolicy, TemplateCheck, check_template
+from drivetrain.tokens.parse import Parsed, get_parser, parse_text
+from drivetrain.tokens.shapes import shapes_like
 from drivetrain.tokens.template import ChatTemplate
 from drivetrain.tokens.tokenizer import Tokenizer
-
-PROMPT_END = 16
-"""Ids of a prompt's end that are enough to hold a reasoning tag."""
 
 
 class ToolsDropped(ConfigError):
@@ -25,18 +25,31 @@ class TokenCodec:
     Args:
         tokenizer: the model's tokenizer.
         template: the model's chat template.
-        stop_ids: ids that end a turn; the family's close token is added.
+        stop_ids: ids that end a turn; the family's stop tokens are added.
         parser: name of the tool-call parser (:func:`drivetrain.tokens.parse.get_parser`).
+        reasoning: ``keep`` leaves what was sampled in context as it was sampled, also where the template would strip
+            or move it in later turns, so that conversations stay one chain. ``template`` follows the template to the
+            letter: a shape for which it re-renders an earlier turn is not continued.
+        check: the template's verdicts if they are known; otherwise tried when first needed.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, *, stop_ids: Sequence[int] = (), parser: str = "hermes"
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        stop_ids: Sequence[int] = (),
+        parser: str = "hermes",
+        reasoning: ReasoningPolicy = "keep",
+        check: TemplateCheck | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.boundary: Boundary = detect_boundary(template, tokenizer)
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*stop_ids, self.boundary.close_id]))
-        self.parser: Parser = get_parser(parser)
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*stop_ids, *self.boundary.stop_ids]))
+        self.reasoning: ReasoningPolicy = reasoning
+        self._check = check
+        self._parse = get_parser(parser)
 
     def first_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """Ids of a prompt rendered from scratch.
@@ -52,18 +65,51 @@ class TokenCodec:
             )
         return self.tokenizer.encode(self.template.render(messages, tools))
 
+    @property
+    def check(self) -> TemplateCheck:
+        """For which shapes the template is append-only."""
+        if self._check is None:
+            self._check = check_template(self.template, self.tokenizer, self.boundary)
+        return self._check
+
     def continuation(
-        self, sampled: Sequence[int], tail: Sequence[Message], tools: Sequence[ToolSpec]
+        self,
+        sampled: Sequence[int],
+        tail: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        calls: Sequence[ToolCall] = (),
     ) -> list[int] | None:
         """Delta ids between ``sampled`` (a stored turn, verbatim) and the next sampled token.
 
-        None when the template is not append-only for this tail: the caller renders anew and forks, visibly.
+        ``calls`` are the calls that turn made, as served; without them they are read from the ids. None when the
+        template is not append-only for this tail, or for the words of earlier turns if it is followed to the letter
+        (``reasoning="template"``): the caller renders anew and forks, visibly.
         """
-        text = self.template.render_tail(tail, tools)
-        if text is None:
+        literal = self.reasoning == "template"
+        shapes = shapes_like(tail, cut=self.boundary.needs_close(sampled), reasoning=literal)
+        if not self.check.allows(shapes, self.reasoning):
             return None
-        close = [self.boundary.close_id] if self.boundary.needs_close(sampled) else []
-        return close + self.tokenizer.encode(self.boundary.join_text(text))
+        anchored = self.template.behind_turn(tail, tools, self._answered(sampled, tail, tools, calls))
+        behind = None if anchored is None else self.boundary.cut_tail(anchored)
+        if behind is None:
+            return None
+        said = self.boundary.closing(sampled)
+        if literal and said is not None and said != behind.close:
+            return None
+        return self.boundary.bridge(sampled, behind, self.tokenizer)
+
+    def _answered(
+        self, sampled: Sequence[int], tail: Sequence[Message], tools: Sequence[ToolSpec], calls: Sequence[ToolCall]
+    ) -> list[ToolCall]:
+        """The calls that the results in ``tail`` answer: some templates write their names beside the results."""
+        results = list(itertools.takewhile(lambda message: message.role == "tool", tail))
+        if not results or {m.tool_call_id for m in results} <= {c.id for c in calls}:
+            return list(calls) if results else []
+        names = [c.name for c in (calls or self.parse(sampled, tools=tools).calls)]
+        if not names:
+            return []
+        padded = itertools.chain(names, itertools.repeat(names[-1]))  # ids were renamed or are not known: in order
+        return [ToolCall(m.tool_call_id, name, "{}") for m, name in zip(results, padded, strict=False)]
 
     def parse(self, sampled: Sequence[int], *, tools: Sequence[ToolSpec], prompt: Sequence[int] = ()) -> Parsed:
         """Read a completion. The stop token that ended it is dropped from the text; every other token is spelled.

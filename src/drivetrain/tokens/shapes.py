@@ -83,6 +83,12 @@ SHAPES: tuple[Shape, ...] = (
     ),
     Shape("system", "system reminder after a text answer", _ANSWERED, (Message("system", "Reminder6 now."), _user(4))),
     Shape(
+        "system_new",
+        "system reminder where there was no system prompt",
+        _ANSWERED[1:],
+        (Message("system", "Reminder6 now."), _user(4)),
+    ),
+    Shape(
         "developer",
         "developer message after a text answer",
         _ANSWERED,
@@ -128,7 +134,7 @@ def shapes_like(tail: Sequence[Message], *, cut: bool = False, reasoning: bool =
     if "assistant" in roles:
         names.append("tool_foreign" if after_call else "foreign")
     if "system" in roles:
-        names.append("tool_system" if after_call else "system")
+        names += ["tool_system" if after_call else "system", "system_new"]
     if "developer" in roles:
         names.append("developer")
     users = roles.count("user")

@@ -31,6 +31,7 @@ _ANCHOR = "anchor"
 _MARK = "drivetrain7mark"  # plain letters: no template trims, escapes or splits them
 
 
+_REMEMBERED = 32
 _HEADS = (  # a template may write its own system prompt exactly when the conversation has none
     (Message("user", _ANCHOR),),
     (Message("system", _ANCHOR), Message("user", _ANCHOR)),
@@ -172,7 +173,7 @@ class ChatTemplate:
         self.sha256 = hashlib.sha256(source.encode()).hexdigest()
         self.fingerprint = hashlib.sha256(json.dumps([source, self._variables], sort_keys=True).encode()).hexdigest()
         self.eos_token = str(self._variables.get("eos_token") or "")
-        self._openings: tuple[Sequence[ToolSpec], dict[int, str]] = ((), {})
+        self._dummies: tuple[Sequence[ToolSpec], dict[tuple[int, Message], tuple[str, str]]] = ((), {})
         self.wire = self._find_wire()
         self.renders_tools = self._shows(_PROBE_TOOL.name, [Message("user", _ANCHOR)], [_PROBE_TOOL])
 
@@ -198,10 +199,7 @@ class ChatTemplate:
             ) from error
 
     def render_tail(self, tail: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str | None:
-        """Text that ``tail`` adds after a finished assistant turn, up to and with the generation prompt.
-
-        None means that the template is not append-only for this shape: it changed something before the tail.
-        """
+        """What ``tail`` adds after a closed turn, with the generation prompt; None if something before it changed."""
         found = self.behind_turn(tail, tools)
         if found is None or not found.followed.startswith(found.alone):
             return None
@@ -240,9 +238,8 @@ class ChatTemplate:
         """One rendering for each dummy conversation that the template takes and leaves as it is."""
         for head, turn in itertools.product(_HEADS, _dummies(tail, calls)):
             try:
-                alone = self.render([*head, turn], tools, add_generation_prompt=False)
+                alone, opening = self._dummy(head, turn, tools)
                 followed = self.render([*head, turn, *tail], tools, add_generation_prompt=generate)
-                opening = self._dummy_opening(head, tools)
             except TemplateRefused:
                 continue
             parts = alone.split(_MARK)
@@ -250,13 +247,16 @@ class ChatTemplate:
             if len(rest) == len(parts) > 1 and followed.startswith(opening) and _MARK not in rest[-1]:
                 yield Anchored(parts[-1], rest[-1])
 
-    def _dummy_opening(self, head: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
-        if self._openings[0] != tools:
-            self._openings = (tools, {})
-        known = self._openings[1]
-        if len(head) not in known:
-            known[len(head)] = self.opening(head, tools)
-        return known[len(head)]
+    def _dummy(self, head: Sequence[Message], turn: Message, tools: Sequence[ToolSpec]) -> tuple[str, str]:
+        """A dummy conversation and its opening; the last few are remembered, since agents repeat their tools."""
+        if self._dummies[0] != tools or len(self._dummies[1]) >= _REMEMBERED:
+            self._dummies = (tools, {})
+        known = self._dummies[1]
+        key = (len(head), turn)
+        if key not in known:
+            alone = self.render([*head, turn], tools, add_generation_prompt=False)
+            known[key] = (alone, self.opening(head, tools))
+        return known[key]
 
     def _find_wire(self) -> Wire:
         user = Message("user", _MARK)
