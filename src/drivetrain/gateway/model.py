@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
@@ -10,8 +11,11 @@ from drivetrain.engines.models import ModelDir
 from drivetrain.tokens.boundary import detect_boundary
 from drivetrain.tokens.check import ReasoningPolicy, cached_check
 from drivetrain.tokens.codec import TokenCodec
+from drivetrain.tokens.parse import explain_choice
 from drivetrain.tokens.template import ChatTemplate
 from drivetrain.tokens.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 def load_template(model: ModelDir, template_kwargs: dict[str, Any] | None = None) -> ChatTemplate:
@@ -26,14 +30,15 @@ def load_template(model: ModelDir, template_kwargs: dict[str, Any] | None = None
 def load_codec(
     model: ModelDir,
     *,
-    parser: str = "hermes",
+    parser: str | None = None,
     template_kwargs: dict[str, Any] | None = None,
     reasoning: ReasoningPolicy = "keep",
 ) -> TokenCodec:
     """Tokenizer, chat template, boundary and parser of a model.
 
-    ``reasoning`` is explained at :class:`TokenCodec`. The template is checked for every message shape once
-    and remembered (:func:`drivetrain.tokens.check.cached_check`).
+    Without a name the parser is chosen by the markers in the chat template
+    (:func:`drivetrain.tokens.parsers.choose.explain_choice`). ``reasoning`` is explained at :class:`TokenCodec`. The
+    template is checked for every message shape once and remembered (:func:`drivetrain.tokens.check.cached_check`).
 
     Raises:
         ConfigError: the tokenizer or template cannot be used; see :func:`drivetrain.tokens.boundary.detect_boundary`.
@@ -41,6 +46,10 @@ def load_codec(
     tokenizer = Tokenizer.from_file(model.tokenizer_path)
     template = load_template(model, template_kwargs)
     check = cached_check(template, tokenizer, detect_boundary(template, tokenizer))
+    if parser is None:
+        choice = explain_choice(model.chat_template)
+        _log.log(logging.INFO if choice.known else logging.WARNING, "parser %s: %s.", choice.parser, choice.reason)
+        parser = choice.parser
     return TokenCodec(
         tokenizer, template, stop_ids=model.stop_token_ids, parser=parser, reasoning=reasoning, check=check
     )

@@ -9,10 +9,13 @@ from drivetrain.errors import ConfigError
 from drivetrain.messages import Message, ToolCall, ToolSpec
 from drivetrain.tokens.boundary import Boundary, detect_boundary
 from drivetrain.tokens.check import ReasoningPolicy, TemplateCheck, check_template
-from drivetrain.tokens.parse import Parsed, get_parser, parse_text
+from drivetrain.tokens.parse import Parsed, Parser, get_parser
 from drivetrain.tokens.shapes import shapes_like
 from drivetrain.tokens.template import ChatTemplate
 from drivetrain.tokens.tokenizer import Tokenizer
+
+PROMPT_END = 16
+"""Ids of a prompt's end that are enough to hold a reasoning tag."""
 
 
 class ToolsDropped(ConfigError):
@@ -49,7 +52,7 @@ class TokenCodec:
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*stop_ids, *self.boundary.stop_ids]))
         self.reasoning: ReasoningPolicy = reasoning
         self._check = check
-        self._parse = get_parser(parser)
+        self.parser: Parser = get_parser(parser)
 
     def first_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """Ids of a prompt rendered from scratch.
