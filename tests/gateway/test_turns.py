@@ -364,6 +364,19 @@ async def test_equal_request_in_flight_is_joined(start_rig: StartRig, tiny_model
     assert len(engine.calls) == len(session.graph) == 1
 
 
+async def test_equal_bodies_of_different_agents_are_two_turns(start_rig: StartRig, tiny_model: ModelDir) -> None:
+    """Twin sub-agents ask the same at the same time; their headers tell them apart (case row C3)."""
+    engine = ScriptedEngine.from_lines([], tiny_model, then=ScriptedReply(text="ok", delay_s=0.2))
+    rig = await start_rig(engine=engine)
+    session, client = await rig.session()
+    asked = [
+        client.chat.completions.create(model="m", messages=[USER], extra_headers={"x-session-id": name})
+        for name in ("one", "two", "two")
+    ]
+    await asyncio.gather(*asked)
+    assert len(engine.calls) == len(session.graph) == 2
+
+
 async def test_undelivered_reply_is_replayed_and_not_trained(
     start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ class Gateway:
         Raises:
             Refusal: see :class:`~drivetrain.gateway.turn.TurnRunner`; also when the session is sealed meanwhile.
         """
-        digest = hashlib.sha256(body).digest()
+        digest = _request_digest(call, body)
         replayed = session.delivery.replay(digest)
         if replayed is not None:
             session.count("replayed")
@@ -99,3 +99,9 @@ class Gateway:
         parent = session.graph[served.turn.parent]
         if session.delivery.delivered(parent):
             await self.journal.mark_delivered(session.id, parent.id)
+
+
+def _request_digest(call: Call, body: bytes) -> bytes:
+    """What makes two requests the same: the body, and who asks (twin sub-agents send equal bodies, case row C3)."""
+    origin = "".join(f"{name}={value}\n" for name, value in sorted(call.origin.items()))
+    return hashlib.sha256(origin.encode() + b"\0" + body).digest()

@@ -77,8 +77,14 @@ class LiveRollouts:
         return source
 
     def sync(self, step: int) -> None:
-        """The weights changed: episodes from now on are sampled by policy version ``step``."""
+        """The weights changed: episodes from now on are sampled by policy version ``step``.
+
+        Raises:
+            MaskedFractionExceeded: too many sampled tokens were lost to faults so far.
+        """
         self._step = step
+        if self._runner is not None:
+            self._runner.guard.check()
         if self._engine is not None and step != self._engine.policy_version:
             self._engine.update_weights(None, step)
 
