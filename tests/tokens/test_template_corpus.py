@@ -23,6 +23,7 @@ words = st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc"), exclude_
     lambda text: f"a{text}{END}"
 )
 counter = itertools.count()
+ran: set[str] = set()
 tried: Counter[str] = Counter()
 
 
@@ -65,6 +66,7 @@ def test_what_may_be_appended_is_what_a_full_render_appends(
     name: str, conversation: tuple[list[Message], Message, list[Message]], cut: bool
 ) -> None:
     """Prompt + sampled turn + delta is the full rendering, in text and ids, wherever the check promises it."""
+    ran.add(name)
     history, turn, tail = conversation
     template, check = templates()[name], check_of(name)
     try:
@@ -95,9 +97,9 @@ def test_what_may_be_appended_is_what_a_full_render_appends(
 
 
 def test_the_property_was_tried() -> None:
-    if not tried:
-        pytest.skip("the property test did not run")
-    assert len(tried) > 15 and tried.total() > 40, tried
+    if len(ran) < 10:  # a selection of tests
+        pytest.skip("the property test hardly ran")
+    assert len(tried) > len(ran) / 2 and tried.total() > len(ran), tried
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
