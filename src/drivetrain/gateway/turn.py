@@ -95,8 +95,10 @@ class TurnRunner:
         match = graph.match(call.messages, call.tools, call.keys)
         try:
             if match.parent is not None:
-                sampled = match.parent.sampled_ids.tolist()
-                delta = self._codec.continuation(sampled, match.tail, graph.tools_of(match.parent))
+                parent = match.parent
+                delta = self._codec.continuation(
+                    parent.sampled_ids.tolist(), match.tail, graph.tools_of(parent), parent.reply.tool_calls
+                )
                 if delta is not None:
                     packed = pack_ids(delta)
                     ids = np.concatenate([graph.ids_through(match.parent), packed])
