@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,13 +17,16 @@ from aiohttp import web
 from drivetrain.engines.models import ModelDir
 from drivetrain.engines.protocol import EngineError
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
+from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.dialects.base import Dialect
 from drivetrain.gateway.dialects.openai_chat import OpenAIChat
 from drivetrain.gateway.respond import respond_json
 from drivetrain.journal.reader import JournalReader
 from drivetrain.journal.writer import JournalError
+from drivetrain.messages import Call, Message
 from drivetrain.tokens.codec import TokenCodec
+from drivetrain.tokens.template import ChatTemplate
 from drivetrain.trace.sample import rows_of
 from drivetrain.trace.validate import check_graph, check_rows
 from tests.gateway.conftest import BASH, Rig, StartRig, bash_call
@@ -503,3 +507,25 @@ async def test_missing_logprobs_mask_the_turn_and_say_so(start_rig: StartRig, ti
     bad, good = session.graph
     assert bad.notes == ("logprob_not_finite",)
     assert [row.metadata["trained_turns"] for row in rows_of(session.graph)] == [[good.id]]
+
+
+async def test_a_message_that_the_template_drops_is_noted(
+    tmp_path: Path, tiny_model: ModelDir, codec: TokenCodec
+) -> None:
+    """The continuation is still exact; that the policy never saw the message is said, not hidden."""
+    source = (
+        "{% for m in messages %}{% if m['role'] != 'developer' %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
+        "+ '<|im_end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+        "{% endif %}"
+    )
+    dropping = TokenCodec(codec.tokenizer, ChatTemplate(source))
+    gateway = Gateway(
+        ScriptedEngine.from_lines(["one", "two", "three"], tiny_model), dropping, tmp_path / "j", model="m"
+    )
+    session, _ = await gateway.open_session()
+    messages: tuple[Message, ...] = (Message("user", "hi"),)
+    for role in ("user", "developer", "user"):
+        served = await gateway.serve(session, Call("test", "m", messages), str(len(messages)).encode())
+        messages = (*messages, Message("assistant", served.reply.content), Message(role, "more"))
+    await gateway.aclose()
+    assert [turn.notes for turn in session.graph] == [(), (), ("template_dropped_message",)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,13 @@ from drivetrain.trace.turn import Label
 from swe_rl_env.tasks import load_tasks
 
 
+class Reasoning(enum.StrEnum):
+    """Choices of ``--reasoning``."""
+
+    keep = "keep"
+    template = "template"
+
+
 def rollout(
     agent: list[str] = typer.Option(
         ..., "--agent", "-a", help="pi, mini-swe-agent, oracle (applies the fix) or noop; may be repeated."
@@ -40,6 +48,9 @@ def rollout(
     max_tokens: int = typer.Option(512, help="Sampled tokens per model call."),
     deadline: float = typer.Option(1800.0, help="Seconds of wall time for the agent."),
     variant: str | None = typer.Option(None, help="Preset variant, e.g. 'small' for short prompts."),
+    reasoning: Reasoning = typer.Option(
+        Reasoning.keep, help="keep: sampled reasoning stays in context; template: fork where the template strips it."
+    ),
     threads: int | None = typer.Option(None, help="Torch threads of the embedded engine."),
     seed: int | None = typer.Option(None, help="Makes sampling reproducible."),
     train_label: list[str] = typer.Option(
@@ -72,6 +83,7 @@ def rollout(
         max_tokens=max_tokens,
         deadline_s=deadline,
         variant=variant,
+        reasoning=reasoning.value,
         threads=threads,
         seed=seed,
         train_labels=cast("tuple[Label, ...]", tuple(train_label)),

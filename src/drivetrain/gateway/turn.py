@@ -195,7 +195,8 @@ class TurnRunner:
         )
         turn.link, turn.fork_reason, turn.fork_detail = self._link(session, prompt, call.messages, call.tools)
         findings = check_turn(turn, vocab_size=self._codec.tokenizer.vocab_size)
-        turn.notes = (*parsed.notes, *(finding.code for finding in findings))
+        dropped = ("template_dropped_message",) if prompt.parent and self._codec.drops(prompt.tail) else ()
+        turn.notes = (*dropped, *parsed.notes, *(finding.code for finding in findings))
         return turn
 
     def _link(

@@ -22,8 +22,10 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``model`` is a bundled name or a model directory. ``max_turns`` and ``max_tokens`` (of one turn) are the gateway's
     budget of each rollout; ``deadline_s`` is the harness's wall time; ``concurrency`` counts rollouts in flight.
-    ``variant`` chooses a preset's variant, e.g. ``small`` for prompts that fit small models. ``dtype`` and
-    ``threads`` are the embedded engine's. ``seed`` makes sampling reproducible as far as the engine is.
+    ``reasoning`` says whether sampled reasoning stays in context (``keep``) or goes where the template strips it
+    (``template``: such turns fork). ``variant`` chooses a preset's variant, e.g. ``small`` for prompts that fit small
+    models. ``dtype`` and ``threads`` are the embedded engine's. ``seed`` makes sampling reproducible as far as the
+    engine is.
     ``train_labels`` are the labels of the turns to train (design section 4, "Label"); ``max_masked_fraction`` is the
     share of sampled tokens that faults may cost before the run stops.
     """
@@ -39,6 +41,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 512
     deadline_s: float = 1800.0
     variant: str | None = None
+    reasoning: Literal["keep", "template"] = "keep"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = None
     seed: int | None = None

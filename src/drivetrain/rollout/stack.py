@@ -102,7 +102,7 @@ async def _try_sandbox(backend: SandboxBackend) -> None:
 async def _open_gateway(
     stack: AsyncExitStack, config: RolloutConfig, run: RunDir, tell: Progress, model: ModelDir, engine: Engine | None
 ) -> tuple[Gateway, Path]:
-    codec = load_codec(model)
+    codec = load_codec(model, reasoning=config.reasoning)
     if not codec.template.renders_tools:
         raise ConfigError(
             f"the chat template of {model.name} renders no tools, so the policy would not see the agent's tools.",

@@ -75,6 +75,10 @@ class TokenCodec:
             self._check = check_template(self.template, self.tokenizer, self.boundary)
         return self._check
 
+    def drops(self, tail: Sequence[Message]) -> bool:
+        """Whether the template leaves out a message of this tail, so that the policy never sees it."""
+        return any(self.check.finding(shape).cause == "dropped" for shape in shapes_like(tail))
+
     def continuation(
         self,
         sampled: Sequence[int],
