@@ -94,3 +94,7 @@ class Reply(msgspec.Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...]
     finish_reason: FinishReason
     usage: Usage
+
+    def as_message(self) -> Message:
+        """The assistant message that a harness makes of this reply."""
+        return Message("assistant", self.content, self.reasoning, self.tool_calls)

@@ -16,6 +16,7 @@ from drivetrain.gateway.turn import TurnRunner
 from drivetrain.journal.writer import Journal
 from drivetrain.messages import Call
 from drivetrain.tokens.codec import TokenCodec
+from drivetrain.trace.turn import Turn
 
 
 class Gateway:
@@ -83,8 +84,8 @@ class Gateway:
 
     async def delivered(self, session: Session, served: Served) -> None:
         """The reply of a call was handed over completely."""
-        if served.turn is not None and session.delivery.delivered(served.turn):
-            await self.journal.mark_delivered(session.id, served.turn.id)
+        if served.turn is not None:
+            await self._mark_delivered(session, served.turn)
 
     async def aclose(self) -> None:
         """Cancel running calls and close the journal. Sessions stay open in the journal."""
@@ -94,11 +95,12 @@ class Gateway:
 
     async def _note_progress(self, session: Session, served: Served) -> None:
         """A request that continues a turn proves that the turn's reply arrived."""
-        if served.turn is None or served.turn.parent is None:
-            return
-        parent = session.graph[served.turn.parent]
-        if session.delivery.delivered(parent):
-            await self.journal.mark_delivered(session.id, parent.id)
+        if served.turn is not None and served.turn.parent is not None:
+            await self._mark_delivered(session, session.graph[served.turn.parent])
+
+    async def _mark_delivered(self, session: Session, turn: Turn) -> None:
+        if session.delivery.delivered(turn):
+            await self.journal.mark_delivered(session.id, turn.id)
 
 
 def _request_digest(call: Call, body: bytes) -> bytes:

@@ -161,7 +161,7 @@ class TurnRunner:
         parsed = self._codec.parse(completion.token_ids, tools=call.tools, prompt=prompt_end)
         usage = Usage(len(prompt.ids), len(completion.token_ids))
         reply = _reply(session, turn_id, parsed, completion, usage, int(times[2]))
-        spoken = message_key(Message("assistant", reply.content, reply.reasoning, reply.tool_calls))
+        spoken = message_key(reply.as_message())
         turn = Turn(
             id=turn_id,
             parent=prompt.parent.id if prompt.parent is not None else None,

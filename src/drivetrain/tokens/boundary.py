@@ -53,10 +53,6 @@ class Boundary(msgspec.Struct, frozen=True):
         """Whether the close token must be added as context: the turn was cut or stopped on another token."""
         return self.closing(sampled) is None
 
-    def join_text(self, tail_text: str) -> str:
-        """Text between the close token and the next sampled token."""
-        return self.family.after_close + tail_text
-
     def cut(self, behind: str) -> Behind | None:
         """Cut template text behind an assistant's words at the first close token.
 

@@ -99,14 +99,15 @@ class TraceGraph:
 
     def prompt_ids(self, turn: Turn) -> Ids:
         """The prompt of a turn rebuilt from stored ids: deltas and sampled ids of its path."""
-        parts: list[Ids] = []
-        for node in self.path(turn):
-            parts += [node.delta_ids, node.sampled_ids]
-        return np.concatenate(parts[:-1])
+        return np.concatenate(self._stored_ids(turn)[:-1])
 
     def ids_through(self, turn: Turn) -> Ids:
         """Prompt and sampled ids of a turn: what its continuation starts with, verbatim."""
-        return np.concatenate([self.prompt_ids(turn), turn.sampled_ids])
+        return np.concatenate(self._stored_ids(turn))
+
+    def _stored_ids(self, turn: Turn) -> list[Ids]:
+        """Delta and sampled ids of each turn on the path, in order; the last are those ``turn`` sampled."""
+        return [ids for node in self.path(turn) for ids in (node.delta_ids, node.sampled_ids)]
 
     def tools_of(self, turn: Turn) -> tuple[ToolSpec, ...]:
         """Tools as the model saw them, in their stored order: those of the turn's root."""
@@ -231,8 +232,7 @@ def _common(stored: Sequence[tuple[Key, bool]], keys: Sequence[Key]) -> int:
 
 def reply_message(turn: Turn) -> Message:
     """The assistant message a turn served."""
-    reply = turn.reply
-    return Message("assistant", reply.content, reply.reasoning, reply.tool_calls)
+    return turn.reply.as_message()
 
 
 def prompt_digest(ids: Ids) -> bytes:
