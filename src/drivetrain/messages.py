@@ -62,7 +62,8 @@ class RequestedSampling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Call(msgspec.Struct, frozen=True):
     """One decoded request of a harness. ``keys`` are the tolerant keys of ``messages`` where the dialect knows them.
 
-    ``origin`` holds the identity headers that came with it (:mod:`drivetrain.trace.origin`).
+    ``origin`` holds the identity headers that came with it (:mod:`drivetrain.trace.origin`). ``wire`` is the dialect's
+    own: what encoding the reply needs of the request; nobody else reads it and it is not recorded.
     """
 
     dialect: str
@@ -74,6 +75,7 @@ class Call(msgspec.Struct, frozen=True):
     requested: RequestedSampling = RequestedSampling()
     keys: tuple[bytes, ...] = ()
     origin: dict[str, str] = {}
+    wire: dict[str, Any] = {}
 
 
 class Usage(msgspec.Struct, frozen=True):

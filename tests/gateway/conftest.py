@@ -14,8 +14,8 @@ from drivetrain.engines.models import ModelDir
 from drivetrain.engines.protocol import Engine
 from drivetrain.engines.scripted import ScriptedEngine
 from drivetrain.gateway.core import Gateway
+from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
-from drivetrain.gateway.respond import Patience
 from drivetrain.gateway.server import GatewayServer
 from drivetrain.gateway.sessions import Session
 from drivetrain.tokens.codec import TokenCodec

@@ -145,7 +145,7 @@ def test_every_acknowledged_turn_survives_kills_at_random_moments(serve: Any, tm
     served.kill()
     reader = JournalReader(tmp_path / "journal.sqlite")
     stored = [
-        turn.reply.id
+        f"chatcmpl-{turn.reply.id}"
         for opened in keys
         for turn in reader.graph(opened["session_id"], session_tag(opened["session_id"]))
     ]

@@ -12,7 +12,7 @@ import pytest
 from drivetrain.engines.models import ModelDir
 from drivetrain.engines.protocol import EngineError
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
-from drivetrain.gateway.respond import Patience
+from drivetrain.gateway.patience import Patience
 from tests.gateway.conftest import BASH, StartRig, bash_call
 
 USER = {"role": "user", "content": "fix the bug"}

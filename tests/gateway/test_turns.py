@@ -19,7 +19,7 @@ from drivetrain.engines.protocol import EngineError
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.delivery import Served
-from drivetrain.gateway.dialects.base import Dialect
+from drivetrain.gateway.dialects.base import Dialect, WireRequest
 from drivetrain.gateway.dialects.openai_chat import OpenAIChat
 from drivetrain.gateway.respond import respond_json
 from drivetrain.journal.reader import JournalReader
@@ -103,7 +103,7 @@ async def test_odd_tokens_survive_where_a_rerender_breaks(
     assert_sound(rig, session.id)
 
     body = msgspec.json.encode({"model": "m", "messages": history, "tools": [BASH]})
-    call = OpenAIChat().decode(body)
+    call = OpenAIChat().decode(WireRequest(body=body), session)
     broken = 0
     for number, turn in enumerate(session.graph):
         if number == 50:
@@ -121,11 +121,11 @@ async def test_reply_lost_every_turn_and_retried_blindly(start_rig: StartRig, mo
     session, client = await rig.session()
     sent: list[bytes] = []
 
-    async def lose_first(request: web.Request, dialect: Dialect, served: Served) -> web.StreamResponse:
-        sent.append(dialect.encode(served.reply))
+    async def lose_first(request: web.Request, dialect: Dialect, call: Call, served: Served) -> web.StreamResponse:
+        sent.append(dialect.encode(served.reply, call))
         if len(sent) % 2:
             raise ConnectionResetError
-        return await respond_json(request, dialect, served)
+        return await respond_json(request, dialect, call, served)
 
     monkeypatch.setattr("drivetrain.gateway.app.respond_json", lose_first)
     await play(client.with_options(max_retries=1), 12)

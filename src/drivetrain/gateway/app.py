@@ -1,35 +1,81 @@
-"""Routes of the harness surface. Everything else is 404 in the dialect, after the key was checked."""
+"""Routes of the harness surface: an allow-list. Everything else is 404 in the dialect, after the key was checked."""
 
 from __future__ import annotations
 
 import logging
-import time
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from drivetrain.gateway.core import Gateway
-from drivetrain.gateway.dialects.base import Dialect
-from drivetrain.gateway.dialects.openai_chat import OpenAIChat
+from drivetrain.gateway.dialects.base import Action, Dialect, ServedModel, WireRequest
+from drivetrain.gateway.dialects.choose import DIALECTS, choose
 from drivetrain.gateway.keys import read_key
+from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.refusal import Refusal
-from drivetrain.gateway.respond import Patience, error_response, respond_json, respond_stream
+from drivetrain.gateway.respond import error_response, respond_json, respond_stream
 from drivetrain.gateway.sessions import Session
+from drivetrain.messages import Call
 from drivetrain.trace.origin import read_origin
 
 MAX_BODY_BYTES = 64 << 20
 _SESSION = web.RequestKey("session", Session)
 _log = logging.getLogger("drivetrain.gateway")
-_CHAT = OpenAIChat()
 
 
 def harness_app(gateway: Gateway, *, patience: Patience | None = None) -> web.Application:
-    """The application a harness reaches: model calls and model list, nothing else, every route behind a key."""
+    """The application a harness reaches: model calls, token counts and model list, every route behind a key."""
     app = web.Application(middlewares=[_refusals, _authenticator(gateway)], client_max_size=MAX_BODY_BYTES)
-    app.router.add_post("/v1/chat/completions", _model_call(gateway, _CHAT, patience or Patience()))
-    app.router.add_get("/v1/models", _models(gateway))
+    shared: dict[tuple[str, str, Action], list[Dialect]] = {}
+    for dialect in DIALECTS:
+        for route in dialect.routes:
+            shared.setdefault((route.method, route.path, route.action), []).append(dialect)
+    for (method, path, action), dialects in shared.items():
+        app.router.add_route(method, path, _handler(gateway, dialects, action, patience or Patience()))
     return app
+
+
+def _handler(gateway: Gateway, dialects: list[Dialect], action: Action, patience: Patience) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        dialect = choose(request.path, request.headers, dialects)
+        session = request[_SESSION]
+        if action in ("models", "model"):
+            return _json(dialect.encode_models(_served_model(gateway, session), action))
+        call = await _decode(request, dialect, session)
+        if action == "count":
+            return _json(dialect.encode_count(gateway.count(session, call)))
+        return await _generate(gateway, request, dialect, session, call, session.policy.patience or patience)
+
+    return handle
+
+
+async def _generate(
+    gateway: Gateway, request: web.Request, dialect: Dialect, session: Session, call: Call, patience: Patience
+) -> web.StreamResponse:
+    ticket = gateway.begin(session, call, await request.read())
+    if call.stream:
+        response, served = await respond_stream(request, dialect, call, ticket, patience)
+    else:
+        served = await ticket.served()
+        response = await respond_json(request, dialect, call, served)
+    # Writing to a connection that is gone raises, so that coming here means the last byte was handed over.
+    if served is not None:
+        await gateway.delivered(session, served)
+    return response
+
+
+async def _decode(request: web.Request, dialect: Dialect, session: Session) -> Call:
+    wire = WireRequest(
+        body=await request.read(),
+        path=request.path,
+        parts=dict(request.match_info),
+        query=request.query,
+        headers=request.headers,
+    )
+    call = dialect.decode(wire, session)
+    origin = read_origin(request.headers, secret=read_key(request.headers, request.query))
+    return msgspec.structs.replace(call, origin=origin) if origin else call
 
 
 @web.middleware
@@ -37,60 +83,35 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
     """Every failure leaves in the dialect; an unexpected one is logged and says nothing about the inside."""
     try:
         return await handler(request)
-    except Refusal as refusal:
-        return error_response(refusal, _CHAT)
+    except Refusal as error:
+        refusal = error
     except web.HTTPRequestEntityTooLarge:
-        too_large = Refusal("request_too_large", f"the request body exceeds {MAX_BODY_BYTES} bytes.")
-        return error_response(too_large, _CHAT)
+        refusal = Refusal("request_too_large", f"the request body exceeds {MAX_BODY_BYTES} bytes.")
     except web.HTTPException as error:
-        return error_response(Refusal("not_found", f"{request.method} {request.path}: {error.reason}."), _CHAT)
+        refusal = Refusal("not_found", f"{request.method} {request.path}: {error.reason}.")
     except Exception:
         _log.exception("unexpected failure in %s %s", request.method, request.path)
-        return error_response(Refusal("engine_unavailable", "the gateway failed unexpectedly; see its log."), _CHAT)
+        refusal = Refusal("engine_unavailable", "the gateway failed unexpectedly; see its log.")
+    return error_response(refusal, choose(request.path, request.headers))
 
 
 def _authenticator(gateway: Gateway) -> Middleware:
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[_SESSION] = gateway.sessions.authenticate(read_key(request.headers))
+        request[_SESSION] = gateway.sessions.authenticate(read_key(request.headers, request.query))
         return await handler(request)
 
     return authenticate
 
 
-def _model_call(gateway: Gateway, dialect: Dialect, patience: Patience) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        session = request[_SESSION]
-        body = await request.read()
-        call = dialect.decode(body, session.memo)
-        origin = read_origin(request.headers, secret=read_key(request.headers))
-        if origin:
-            call = msgspec.structs.replace(call, origin=origin)
-        serving = gateway.serve(session, call, body)
-        if call.stream:
-            response, served = await respond_stream(request, dialect, call, serving, patience)
-        else:
-            served = await serving
-            response = await respond_json(request, dialect, served)
-        # Writing to a connection that is gone raises, so that coming here means the last byte was handed over.
-        if served is not None:
-            await gateway.delivered(session, served)
-        return response
-
-    return handle
+def _served_model(gateway: Gateway, session: Session) -> ServedModel:
+    return ServedModel(
+        session.policy.model,
+        gateway.engine.context_length,
+        session.policy.max_tokens_per_turn,
+        int(session.created_at),
+    )
 
 
-def _models(gateway: Gateway) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        model = {
-            "id": request[_SESSION].policy.model,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "drivetrain",
-            "max_model_len": gateway.engine.context_length,
-        }
-        return web.Response(
-            body=msgspec.json.encode({"object": "list", "data": [model]}), content_type="application/json"
-        )
-
-    return handle
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")

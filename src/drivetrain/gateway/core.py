@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from drivetrain.engines.protocol import Engine
-from drivetrain.gateway.delivery import Served
+from drivetrain.gateway.delivery import Flight, Served
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sessions import Session, SessionStore
@@ -17,6 +17,16 @@ from drivetrain.journal.writer import Journal
 from drivetrain.messages import Call
 from drivetrain.tokens.codec import TokenCodec
 from drivetrain.trace.turn import Turn
+
+
+class Ticket:
+    """A call being served. Its reply's id is known at once, so that a stream can be opened before it is there."""
+
+    def __init__(self, reply_id: str, served: Callable[[], Awaitable[Served]]) -> None:
+        self.reply_id = reply_id
+        self.served = served
+        """Wait for the reply. Raises Refusal: see :class:`~drivetrain.gateway.turn.TurnRunner`; also when the session
+        is sealed meanwhile."""
 
 
 class Gateway:
@@ -56,20 +66,36 @@ class Gateway:
         return await self.sessions.seal(session_id)
 
     async def serve(self, session: Session, call: Call, body: bytes) -> Served:
-        """Serve a call exactly once: join an equal one in flight, replay an undelivered reply, or run a new turn.
+        """:meth:`begin` and wait."""
+        return await self.begin(session, call, body).served()
 
-        Raises:
-            Refusal: see :class:`~drivetrain.gateway.turn.TurnRunner`; also when the session is sealed meanwhile.
-        """
+    def begin(self, session: Session, call: Call, body: bytes) -> Ticket:
+        """Serve a call exactly once: join an equal one in flight, replay an undelivered reply, or run a new turn."""
         digest = _request_digest(call, body)
         replayed = session.delivery.replay(digest)
         if replayed is not None:
             session.count("replayed")
-            await self.journal.add_event(session.id, "replayed", turn=replayed.turn.id if replayed.turn else None)
-            return replayed
-        flight, joined = session.delivery.join_or_start(digest, lambda: self._runner.run(session, call, digest))
+            return Ticket(replayed.reply.id, lambda: self._replay(session, replayed))
+        flight, joined = session.delivery.join_or_start(
+            digest, lambda reply_id: self._runner.run(session, call, digest, reply_id)
+        )
         if joined:
             session.count("joined")
+        return Ticket(flight.reply_id, lambda: self._land(session, flight))
+
+    def count(self, session: Session, call: Call) -> int:
+        """Prompt tokens of a call, exactly as it would be sent to the engine; nothing is recorded.
+
+        Raises:
+            Refusal: the template does not render it.
+        """
+        return self._runner.count(session, call)
+
+    async def _replay(self, session: Session, served: Served) -> Served:
+        await self.journal.add_event(session.id, "replayed", turn=served.turn.id if served.turn else None)
+        return served
+
+    async def _land(self, session: Session, flight: Flight) -> Served:
         try:
             served = await flight.wait()
         except asyncio.CancelledError:

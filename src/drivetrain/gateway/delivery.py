@@ -16,6 +16,7 @@ import msgspec
 from drivetrain.messages import Reply
 from drivetrain.trace.graph import TraceGraph
 from drivetrain.trace.turn import Turn
+from drivetrain.trace.watermark import mint_reply_id
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -28,8 +29,9 @@ class Served(msgspec.Struct, frozen=True):
 class Flight:
     """One generation and the requests that wait for it."""
 
-    def __init__(self, task: asyncio.Task[Served]) -> None:
+    def __init__(self, task: asyncio.Task[Served], reply_id: str) -> None:
         self.task = task
+        self.reply_id = reply_id
         self.waiters = 0
 
     async def wait(self) -> Served:
@@ -51,6 +53,7 @@ class Delivery:
     """
 
     def __init__(self, graph: TraceGraph) -> None:
+        self._graph = graph
         self._flights: dict[bytes, Flight] = {}
         self._undelivered: dict[bytes, Turn] = {}
         for turn in graph:
@@ -68,13 +71,14 @@ class Delivery:
         return None if turn is None else Served(turn.reply, turn)
 
     def join_or_start(
-        self, body_sha256: bytes, start: Callable[[], Coroutine[Any, Any, Served]]
+        self, body_sha256: bytes, start: Callable[[str], Coroutine[Any, Any, Served]]
     ) -> tuple[Flight, bool]:
-        """The flight of an equal request, or a new one; says whether it was joined."""
+        """The flight of an equal request, or a new one; says whether it was joined. ``start`` gets the reply's id."""
         flight = self._flights.get(body_sha256)
         if flight is not None and not flight.task.cancelling():
             return flight, True
-        flight = Flight(asyncio.get_running_loop().create_task(start()))
+        reply_id = mint_reply_id(self._graph.session_tag)
+        flight = Flight(asyncio.get_running_loop().create_task(start(reply_id)), reply_id)
         self._flights[body_sha256] = flight
         flight.task.add_done_callback(lambda _: self._land(body_sha256, flight))
         return flight, False

@@ -25,9 +25,9 @@ def same_key(digest: bytes, key: str) -> bool:
     return hmac.compare_digest(digest, digest_key(key))
 
 
-def read_key(headers: Mapping[str, str]) -> str:
-    """The key a client sent as bearer token, ``x-api-key`` or ``x-goog-api-key``; empty when it sent none."""
+def read_key(headers: Mapping[str, str], query: Mapping[str, str] | None = None) -> str:
+    """The key a client sent as bearer token, ``x-api-key``, ``x-goog-api-key`` or ``?key=``; empty when none."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
-    return headers.get("x-api-key", "") or headers.get("x-goog-api-key", "")
+    return headers.get("x-api-key", "") or headers.get("x-goog-api-key", "") or (query or {}).get("key", "")

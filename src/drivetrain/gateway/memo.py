@@ -6,6 +6,8 @@ again, that work is a look-up (design section 4, "Match": work proportional to w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from drivetrain.messages import Message
@@ -21,28 +23,34 @@ class KnownMessage(msgspec.Struct, frozen=True):
     key: Key
 
 
+Known = tuple[KnownMessage, ...]
+
+
 class MessageMemo:
-    """Decoded messages by raw slice; forgets everything when the slices exceed ``limit_bytes``."""
+    """Decoded messages by raw slice; forgets everything when the slices exceed ``limit_bytes``.
+
+    One slice may hold several messages: an Anthropic user message carries tool results and text side by side.
+    """
 
     def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._limit = limit_bytes
-        self._known: dict[bytes, KnownMessage] = {}
+        self._known: dict[bytes, Known] = {}
         self._bytes = 0
         self.decoded = 0
-        """Messages that had to be decoded so far."""
+        """Slices that had to be decoded so far."""
 
-    def get(self, raw: bytes) -> KnownMessage | None:
+    def get(self, raw: bytes) -> Known | None:
         """What these bytes decoded to before, or None."""
         return self._known.get(raw)
 
-    def put(self, raw: bytes, message: Message) -> KnownMessage:
-        """Remember a decoded message."""
+    def put(self, raw: bytes, messages: Sequence[Message]) -> Known:
+        """Remember what a slice decodes to."""
         self.decoded += 1
         self._bytes += len(raw)
         if self._bytes > self._limit:
             self._known.clear()
             self._bytes = len(raw)
-        known = KnownMessage(message, message_key(message))
+        known = tuple(KnownMessage(message, message_key(message)) for message in messages)
         self._known[raw] = known
         return known
 

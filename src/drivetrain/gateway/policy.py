@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from drivetrain.errors import ConfigError
+from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.volatile import compile_patterns
 
 
@@ -18,6 +19,7 @@ class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``max_completion_tokens`` count sampled tokens of one call and of the session (None = no limit), ``wall_clock_s``
     is measured from the opening of the session. ``seed`` makes the session reproducible. ``volatile_lines``
     are regular expressions: system-prompt lines in which one is found are taken out before matching and rendering.
+    ``patience`` is how keep-alives are sent to this session's harness; None leaves it to the server.
     """
 
     model: str
@@ -28,6 +30,7 @@ class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     wall_clock_s: float | None = None
     seed: int | None = None
     volatile_lines: tuple[str, ...] = ()
+    patience: Patience | None = None
 
     def __post_init__(self) -> None:
         compile_patterns(self.volatile_lines)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
-import msgspec
 from aiohttp import web
 
+from drivetrain.gateway.core import Ticket
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.dialects.base import Dialect
+from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Call
-
-
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """When a stream is opened before its reply is there; seconds.
-
-    Inside ``grace_s`` a failure keeps its HTTP status; afterwards the stream is open, a keep-alive goes out every
-    ``every_s``, and a failure becomes an error event. Clients wait 60 s (Gemini CLI) to 600 s (harnesses.md 1.5).
-    """
-
-    grace_s: float = 15.0
-    every_s: float = 10.0
 
 
 def error_response(refusal: Refusal, dialect: Dialect) -> web.Response:
@@ -33,16 +23,16 @@ def error_response(refusal: Refusal, dialect: Dialect) -> web.Response:
     )
 
 
-async def respond_json(request: web.Request, dialect: Dialect, served: Served) -> web.StreamResponse:
+async def respond_json(request: web.Request, dialect: Dialect, call: Call, served: Served) -> web.StreamResponse:
     """One JSON body; returns after its last byte was handed to the connection."""
-    response = web.Response(body=dialect.encode(served.reply), content_type="application/json")
+    response = web.Response(body=dialect.encode(served.reply, call), content_type="application/json")
     await response.prepare(request)
     await response.write_eof()
     return response
 
 
 async def respond_stream(
-    request: web.Request, dialect: Dialect, call: Call, serving: Awaitable[Served], patience: Patience
+    request: web.Request, dialect: Dialect, call: Call, ticket: Ticket, patience: Patience
 ) -> tuple[web.StreamResponse, Served | None]:
     """Events of a reply; the terminal event is last. The second value is None when an error event was sent.
 
@@ -51,25 +41,27 @@ async def respond_stream(
     Raises:
         Refusal: the call failed inside the grace, so that the status can still say so.
     """
-    task = asyncio.ensure_future(serving)
+    task = asyncio.ensure_future(ticket.served())
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     )
     try:
         done, _ = await asyncio.wait({task}, timeout=patience.grace_s)
-        if not done:
+        opened = not done
+        if opened:
             await response.prepare(request)
+            await _write(response, dialect.opening(ticket.reply_id, call))
             while not done:
-                await response.write(dialect.keep_alive())
+                await response.write(dialect.keep_alive(patience.form, ticket.reply_id, call))
                 done, _ = await asyncio.wait({task}, timeout=patience.every_s)
             try:
                 served = task.result()
             except Refusal as refusal:
-                return await _write(response, dialect.error_events(refusal)), None
+                return await _write(response, dialect.error_events(refusal, call)), None
         else:
             served = task.result()
             await response.prepare(request)
-        return await _write(response, dialect.events(served.reply, call)), served
+        return await _write(response, dialect.events(served.reply, call, opened=opened)), served
     finally:
         if not task.done():
             task.cancel()

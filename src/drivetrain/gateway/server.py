@@ -13,7 +13,7 @@ from drivetrain.gateway.admin import admin_app
 from drivetrain.gateway.app import harness_app
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.keys import digest_key
-from drivetrain.gateway.respond import Patience
+from drivetrain.gateway.patience import Patience
 
 
 class GatewayServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
@@ -20,6 +21,8 @@ from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.volatile import compile_patterns
 from drivetrain.journal.reader import JournalReader, StoredSession
 from drivetrain.journal.writer import Journal
+from drivetrain.messages import Message
+from drivetrain.trace.conversation import request_of
 from drivetrain.trace.graph import TraceGraph
 
 SessionState = Literal["open", "sealed"]
@@ -55,10 +58,16 @@ class Session:
         self.delivery = Delivery(self.graph)
         self.events: dict[str, int] = {}
         self.memo = MessageMemo()
+        self.committing = asyncio.Lock()
         self.volatile = compile_patterns(policy.volatile_lines)
         for turn in self.graph:
             self.budget.turns += 1
             self.budget.completion_tokens += len(turn.sampled_ids)
+
+    def conversation(self, reply_id: str) -> tuple[Message, ...] | None:
+        """The messages of the turn that was answered by this reply, and the reply (dialects' ``Memory``)."""
+        turn = self.graph.by_reply_id(reply_id)
+        return None if turn is None else (*request_of(self.graph, turn), turn.reply.as_message())
 
     def count(self, kind: str) -> None:
         """Count an event of this process's life of the session, for summaries."""

@@ -48,6 +48,7 @@ class TraceGraph:
         self._turns: dict[int, Turn] = {}
         self._children: dict[int, list[int]] = {}
         self._by_reply: dict[Key, list[int]] = {}
+        self._by_reply_id: dict[str, int] = {}
         self._next_id = 0
 
     def __len__(self) -> int:
@@ -82,7 +83,13 @@ class TraceGraph:
             self._children.setdefault(turn.parent, []).append(turn.id)
         self._turns[turn.id] = turn
         self._by_reply.setdefault(turn.reply_chain, []).append(turn.id)
+        self._by_reply_id[turn.reply.id] = turn.id
         self._next_id = max(self._next_id, turn.id + 1)
+
+    def by_reply_id(self, reply_id: str) -> Turn | None:
+        """The turn whose reply had this id, or None."""
+        turn_id = self._by_reply_id.get(reply_id)
+        return None if turn_id is None else self._turns[turn_id]
 
     def children(self, turn_id: int | None) -> list[Turn]:
         """Turns that continue ``turn_id``; the roots for None."""

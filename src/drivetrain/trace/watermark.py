@@ -8,6 +8,7 @@ must match too.
 from __future__ import annotations
 
 import re
+import secrets
 
 _PATTERN = re.compile(r"call_([0-9a-f]{8})t([0-9a-f]{4,})c([0-9a-f]{2,})")
 
@@ -15,6 +16,11 @@ _PATTERN = re.compile(r"call_([0-9a-f]{8})t([0-9a-f]{4,})c([0-9a-f]{2,})")
 def mint_call_id(session_tag: str, turn_id: int, index: int) -> str:
     """Id of call ``index`` of a turn; ``session_tag`` is 8 hex digits that are no secret."""
     return f"call_{session_tag}t{turn_id:04x}c{index:02x}"
+
+
+def mint_reply_id(session_tag: str) -> str:
+    """Id of a reply, known before its turn is; dialects put their own prefix in front."""
+    return f"{session_tag}{secrets.token_hex(8)}"
 
 
 def read_call_id(call_id: str, session_tag: str) -> tuple[int, int] | None:

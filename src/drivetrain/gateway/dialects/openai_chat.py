@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from drivetrain.gateway.dialects.base import Action, Memory, Route, ServedModel, WireRequest
 from drivetrain.gateway.memo import KnownMessage, MessageMemo
+from drivetrain.gateway.patience import KeepAliveForm
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sse import comment, data_event
 from drivetrain.messages import Call, Message, Reply, RequestedSampling, ToolCall, ToolSpec
 
 _encode = msgspec.json.encode
 _CHUNK_CHARS = 48
+_PREFIX = "chatcmpl-"
 
 
 class _Part(msgspec.Struct):
@@ -86,12 +89,25 @@ class OpenAIChat:
     """The chat completions dialect (public API reference of OpenAI, ``chat.completion`` objects)."""
 
     name = "openai_chat"
+    routes: tuple[Route, ...] = (
+        Route("POST", "/v1/chat/completions", "generate"),
+        Route("GET", "/v1/models", "models"),
+        Route("GET", "/v1/models/{model}", "model"),
+    )
 
-    def decode(self, body: bytes, memo: MessageMemo | None = None) -> Call:
+    def claims(self, path: str, headers: Mapping[str, str]) -> bool:
+        """Only its own path: whatever nobody claims is answered in this dialect anyway."""
+        del headers
+        return path.startswith("/v1/chat/")
+
+    def decode(self, request: WireRequest, memory: Memory) -> Call:
         """Read a request; see :class:`~drivetrain.gateway.dialects.base.Dialect`."""
+        return self._decode(request.body, memory.memo)
+
+    def _decode(self, body: bytes, memo: MessageMemo) -> Call:
         try:
             request = _decoder.decode(body)
-            known = _messages(request.messages, MessageMemo() if memo is None else memo)
+            known = _messages(request.messages, memo)
         except msgspec.ValidationError as error:
             raise Refusal("invalid_request", f"the request body is not a chat completion request: {error}.") from error
         except msgspec.DecodeError as error:
@@ -112,8 +128,9 @@ class OpenAIChat:
             requested=_requested(request),
         )
 
-    def encode(self, reply: Reply) -> bytes:
+    def encode(self, reply: Reply, call: Call) -> bytes:
         """A ``chat.completion`` object."""
+        del call
         message: dict[str, Any] = {"role": "assistant", "content": reply.content or None, "refusal": None}
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
@@ -122,8 +139,14 @@ class OpenAIChat:
         choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
         return _encode({**_head(reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)})
 
-    def events(self, reply: Reply, call: Call) -> Sequence[bytes]:
+    def opening(self, reply_id: str, call: Call) -> Sequence[bytes]:
+        """Nothing: the first chunk may come late."""
+        del reply_id, call
+        return ()
+
+    def events(self, reply: Reply, call: Call, *, opened: bool) -> Sequence[bytes]:
         """``chat.completion.chunk`` events: role, text in pieces, tool calls, finish reason, usage, ``[DONE]``."""
+        del opened
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         deltas += [{"reasoning_content": piece} for piece in _pieces(reply.reasoning)]
         deltas += [{"content": piece} for piece in _pieces(reply.content)]
@@ -137,16 +160,36 @@ class OpenAIChat:
             chunks.append({**head, "choices": [], "usage": _usage(reply)})
         return [*(data_event(_encode(chunk)) for chunk in chunks), data_event(b"[DONE]")]
 
-    def keep_alive(self) -> bytes:
-        """A comment line: Pi, OpenCode and the official SDK ignore it (harnesses.md section 1.5)."""
-        return comment()
+    def keep_alive(self, form: KeepAliveForm, reply_id: str, call: Call) -> bytes:
+        """A comment line, which Pi, OpenCode and the official SDK ignore; Qwen's clock needs a chunk that says nothing
+        (harnesses.md section 1.5)."""
+        if form == "event":
+            head = {"id": _PREFIX + reply_id, "object": "chat.completion.chunk", "created": 0, "model": call.model}
+            return data_event(_encode(_chunk(head, {"content": ""}, None)))
+        return b"\n" if form == "newline" else comment()
+
+    def encode_count(self, tokens: int) -> bytes:
+        """This API has no such route."""
+        raise NotImplementedError
+
+    def encode_models(self, model: ServedModel, action: Action) -> bytes:
+        """A ``list`` of one ``model`` object, or the object; ``max_model_len`` as vLLM spells it."""
+        one = {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "drivetrain",
+            "max_model_len": model.context_length,
+        }
+        return _encode({"object": "list", "data": [one]} if action == "models" else one)
 
     def error(self, refusal: Refusal) -> bytes:
         """``{"error": {...}}``."""
         return _encode(_error(refusal))
 
-    def error_events(self, refusal: Refusal) -> Sequence[bytes]:
+    def error_events(self, refusal: Refusal, call: Call) -> Sequence[bytes]:
         """One error event; no ``[DONE]``, so that nothing looks finished."""
+        del call
         return [data_event(_encode(_error(refusal)))]
 
 
@@ -169,9 +212,9 @@ def _refuse_untrainable(request: _Request) -> None:
 
 
 def _messages(raw: list[msgspec.Raw], memo: MessageMemo) -> list[KnownMessage]:
-    known = []
+    known: list[KnownMessage] = []
     for index, slice_ in enumerate(map(bytes, raw)):
-        known.append(memo.get(slice_) or memo.put(slice_, _message(_message_decoder.decode(slice_), index)))
+        known += memo.get(slice_) or memo.put(slice_, [_message(_message_decoder.decode(slice_), index)])
     return known
 
 
@@ -236,7 +279,7 @@ def _positive(*values: int | None) -> int | None:
 
 
 def _head(reply: Reply, kind: str) -> dict[str, Any]:
-    return {"id": reply.id, "object": kind, "created": reply.created, "model": reply.model}
+    return {"id": _PREFIX + reply.id, "object": kind, "created": reply.created, "model": reply.model}
 
 
 def _chunk(head: dict[str, Any], delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
