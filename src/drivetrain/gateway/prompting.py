@@ -9,6 +9,7 @@ import numpy as np
 
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Call, Message, ToolSpec
+from drivetrain.tokens.check import ReasoningPolicy
 from drivetrain.tokens.codec import TokenCodec, ToolsDropped
 from drivetrain.tokens.template import TemplateRefused
 from drivetrain.trace.graph import Match, TraceGraph
@@ -28,8 +29,8 @@ class Prompt(msgspec.Struct, frozen=True):
     rerendered: bool
 
 
-def prompt_of(graph: TraceGraph, codec: TokenCodec, call: Call) -> Prompt:
-    """The prompt of a call.
+def prompt_of(graph: TraceGraph, codec: TokenCodec, call: Call, *, reasoning: ReasoningPolicy | None = None) -> Prompt:
+    """The prompt of a call. ``reasoning`` is the session's policy; None takes the codec's.
 
     Raises:
         Refusal: the template drops the tools or does not render these messages.
@@ -39,7 +40,11 @@ def prompt_of(graph: TraceGraph, codec: TokenCodec, call: Call) -> Prompt:
         if match.parent is not None:
             parent = match.parent
             delta = codec.continuation(
-                parent.sampled_ids.tolist(), match.tail, graph.tools_of(parent), parent.reply.tool_calls
+                parent.sampled_ids.tolist(),
+                match.tail,
+                graph.tools_of(parent),
+                parent.reply.tool_calls,
+                reasoning=reasoning,
             )
             if delta is not None:
                 packed = pack_ids(delta)

@@ -30,9 +30,10 @@ class TokenCodec:
         template: the model's chat template.
         stop_ids: ids that end a turn; the family's stop tokens are added.
         parser: name of the tool-call parser (:func:`drivetrain.tokens.parse.get_parser`).
-        reasoning: ``keep`` leaves what was sampled in context as it was sampled, also where the template would strip
-            or move it in later turns, so that conversations stay one chain. ``template`` follows the template to the
-            letter: a shape for which it re-renders an earlier turn is not continued.
+        reasoning: the policy of conversations that have none of their own. ``keep`` leaves what was sampled in context
+            as it was sampled, also where the template would strip or move it in later turns, so that conversations
+            stay one chain. ``template`` follows the template to the letter: a shape for which it re-renders an
+            earlier turn is not continued.
         check: the template's verdicts if they are known; otherwise tried when first needed.
     """
 
@@ -85,16 +86,20 @@ class TokenCodec:
         tail: Sequence[Message],
         tools: Sequence[ToolSpec],
         calls: Sequence[ToolCall] = (),
+        *,
+        reasoning: ReasoningPolicy | None = None,
     ) -> list[int] | None:
         """Delta ids between ``sampled`` (a stored turn, verbatim) and the next sampled token.
 
-        ``calls`` are the calls that turn made, as served; without them they are read from the ids. None when the
-        template is not append-only for this tail, or for the words of earlier turns if it is followed to the letter
-        (``reasoning="template"``): the caller renders anew and forks, visibly.
+        ``calls`` are the calls that turn made, as served; without them they are read from the ids. ``reasoning`` is
+        the policy of this conversation; None takes the codec's. None is returned when the template is not append-only
+        for this tail, or for the words of earlier turns if it is followed to the letter (``reasoning="template"``):
+        the caller renders anew and forks, visibly.
         """
-        literal = self.reasoning == "template"
+        policy = reasoning or self.reasoning
+        literal = policy == "template"
         shapes = shapes_like(tail, cut=self.boundary.needs_close(sampled), reasoning=literal)
-        if not self.check.allows(shapes, self.reasoning):
+        if not self.check.allows(shapes, policy):
             return None
         anchored = self.template.behind_turn(tail, tools, self._answered(sampled, tail, tools, calls))
         behind = None if anchored is None else self.boundary.cut_tail(anchored)
