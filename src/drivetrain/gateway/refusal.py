@@ -8,14 +8,20 @@ from drivetrain.errors import DrivetrainError
 
 RefusalCode = Literal[
     "invalid_api_key",
+    "api_key_expired",
+    "forbidden",
     "session_sealed",
     "not_found",
     "invalid_request",
     "request_too_large",
+    "rate_limited",
+    "too_many_calls",
+    "budget_exhausted",
     "unsupported",
     "context_length_exceeded",
     "tools_dropped",
     "engine_unavailable",
+    "engine_timeout",
     "engine_refused",
     "journal_unavailable",
     "cancelled",
@@ -23,14 +29,20 @@ RefusalCode = Literal[
 
 _STATUS: dict[RefusalCode, int] = {
     "invalid_api_key": 401,
+    "api_key_expired": 401,
+    "forbidden": 403,
     "session_sealed": 409,
     "not_found": 404,
     "invalid_request": 400,
     "request_too_large": 413,
+    "rate_limited": 429,
+    "too_many_calls": 429,
+    "budget_exhausted": 400,  # 429 and 5xx are asked again, by some harnesses for ever (harnesses.md section 6)
     "unsupported": 400,
     "context_length_exceeded": 400,
     "tools_dropped": 400,
     "engine_unavailable": 503,
+    "engine_timeout": 504,
     "engine_refused": 400,
     "journal_unavailable": 503,
     "cancelled": 503,
@@ -41,13 +53,22 @@ class Refusal(DrivetrainError):
     """A call that gets an error reply.
 
     ``param`` names the field at fault. 5xx codes are worth a retry, deterministic failures are never 5xx (design
-    section 5, "Errors").
+    section 5, "Errors"). ``retry_after_s`` is sent as Retry-After, in whole seconds.
     """
 
-    def __init__(self, code: RefusalCode, what: str, *, fix: str = "", param: str | None = None) -> None:
+    def __init__(
+        self,
+        code: RefusalCode,
+        what: str,
+        *,
+        fix: str = "",
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(what, fix=fix)
         self.code = code
         self.param = param
+        self.retry_after_s = retry_after_s
 
     @property
     def status(self) -> int:
@@ -57,4 +78,4 @@ class Refusal(DrivetrainError):
     @property
     def retryable(self) -> bool:
         """Whether the same call may succeed later."""
-        return self.status >= 500
+        return self.status == 429 or self.status >= 500

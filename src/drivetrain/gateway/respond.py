@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -17,7 +18,8 @@ from drivetrain.messages import Call
 
 def error_response(refusal: Refusal, dialect: Dialect) -> web.Response:
     """A refusal in the caller's dialect."""
-    headers = {"Retry-After": "1"} if refusal.status == 503 else {}
+    wait = 1.0 if refusal.retry_after_s is None and refusal.status == 503 else refusal.retry_after_s
+    headers = {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
     return web.Response(
         body=dialect.error(refusal), status=refusal.status, content_type="application/json", headers=headers
     )
