@@ -3,43 +3,116 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
 from drivetrain.errors import ConfigError
+from drivetrain.gateway.knobs import DEFAULT_RULES, KnobName, KnobRule, check_rules
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.volatile import compile_patterns
 
+_MIB = 1 << 20
+_POSITIVE = (
+    "max_turns",
+    "max_tokens_per_turn",
+    "max_prompt_tokens",
+    "max_completion_tokens",
+    "max_total_tokens",
+    "wall_clock_s",
+    "call_timeout_s",
+    "max_concurrent_calls",
+    "max_body_bytes",
+    "key_ttl_s",
+    "rate_per_s",
+    "rate_burst",
+)
+
 
 class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits and sampling of one session, fixed when it is opened.
+    """Limits and sampling of one session, fixed when it is opened. None = no limit.
 
-    ``model`` is the served name. ``temperature`` (> 0) is what the trainer uses too; what the harness asks for is
-    recorded and not obeyed. ``max_turns`` counts committed model calls, ``max_tokens_per_turn`` and
-    ``max_completion_tokens`` count sampled tokens of one call and of the session (None = no limit), ``wall_clock_s``
-    is measured from the opening of the session. ``seed`` makes the session reproducible. ``volatile_lines``
-    are regular expressions: system-prompt lines in which one is found are taken out before matching and rendering.
-    ``patience`` is how keep-alives are sent to this session's harness; None leaves it to the server.
+    ``model`` is the served name. ``temperature`` (> 0) is what the trainer uses too. ``seed`` makes the session
+    reproducible. ``volatile_lines`` are regular expressions: system-prompt lines in which one is found are taken out
+    before matching and rendering. ``patience`` is how keep-alives are sent to this session's harness; None leaves it
+    to the server. ``images`` says what becomes of a picture: ``refuse`` answers 400, ``placeholder`` puts a short text
+    in its place. ``reasoning`` is how earlier reasoning is rendered; None leaves it to the server's codec.
+
+    Budgets (:mod:`drivetrain.gateway.budgets`): ``max_turns`` committed model calls; ``max_tokens_per_turn`` tokens
+    sampled by one call; ``max_prompt_tokens``, ``max_completion_tokens`` and ``max_total_tokens`` tokens of all
+    committed calls (a prompt is counted every time it is sent); ``wall_clock_s`` since the opening. When one is used
+    up, ``on_budget`` is what a call gets: ``message``, a terminal assistant message, or ``error``, status 400 (429
+    and 5xx are retried by harnesses, some without end: harnesses.md section 6).
+
+    Limits (:mod:`drivetrain.gateway.limits`): ``call_timeout_s`` bounds the engine's time for one call (504).
+    ``max_concurrent_calls`` run at once, ``max_queued_calls`` more wait in line, others get 429. ``rate_per_s``
+    requests per second with bursts of ``rate_burst``, others get 429. ``max_body_bytes`` of one request (413).
+    The key is refused (401) ``key_ttl_s`` after it was issued.
+
+    ``knobs`` are rules for what a harness may set, by knob; those left out have
+    :data:`drivetrain.gateway.knobs.DEFAULT_RULES`. ``purpose`` ``eval`` marks every turn of the session as never
+    trained.
     """
 
     model: str
+    purpose: Literal["train", "eval"] = "train"
     temperature: float = 1.0
+    seed: int | None = None
+    knobs: dict[KnobName, KnobRule] = {}
     max_turns: int = 50
     max_tokens_per_turn: int = 1024
+    max_prompt_tokens: int | None = None
     max_completion_tokens: int | None = None
+    max_total_tokens: int | None = None
     wall_clock_s: float | None = None
-    seed: int | None = None
+    on_budget: Literal["message", "error"] = "message"
+    call_timeout_s: float | None = 1800.0
+    max_concurrent_calls: int | None = 64
+    max_queued_calls: int = 256
+    max_body_bytes: int = 64 * _MIB
+    rate_per_s: float | None = None
+    rate_burst: int = 20
+    key_ttl_s: float | None = None
     volatile_lines: tuple[str, ...] = ()
     patience: Patience | None = None
+    images: Literal["refuse", "placeholder"] = "refuse"
+    reasoning: Literal["keep", "template"] | None = None
 
     def __post_init__(self) -> None:
         compile_patterns(self.volatile_lines)
+        if not self.model:
+            raise ConfigError("model is empty.", fix="Name the model that is served.")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ConfigError(
                 f"temperature {self.temperature} cannot be trained: the distribution must have full support.",
                 fix="Use a temperature greater than 0, e.g. 1.0.",
             )
-        for name in ("max_turns", "max_tokens_per_turn", "max_completion_tokens", "wall_clock_s"):
+        for name in _POSITIVE:
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}; it must be positive.", fix="Leave it out for the default.")
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError(
+                    f"{name} is {value}; it must be positive and finite.", fix="Leave it out for the default."
+                )
+        if self.max_queued_calls < 0:
+            raise ConfigError(f"max_queued_calls is {self.max_queued_calls}; it must be 0 or more.")
+        for name in ("purpose", "on_budget", "images", "reasoning"):
+            self._check_choice(name)
+        check_rules(self.knobs)
+
+    def rule(self, knob: KnobName) -> KnobRule:
+        """What becomes of a knob that a harness sets."""
+        return self.knobs.get(knob) or DEFAULT_RULES[knob]
+
+    def _check_choice(self, name: str) -> None:
+        """A literal that was given in Python; msgspec checks those that come as JSON."""
+        if getattr(self, name) not in _CHOICES[name]:
+            options = ", ".join(map(str, _CHOICES[name]))
+            raise ConfigError(f"{name} is {getattr(self, name)!r}.", fix=f"Choose one of: {options}.")
+
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "purpose": ("train", "eval"),
+    "on_budget": ("message", "error"),
+    "images": ("refuse", "placeholder"),
+    "reasoning": ("keep", "template", None),
+}
