@@ -33,7 +33,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     ``token_ids`` and ``logprobs`` have equal length; ``logprobs[i]`` is the natural log-probability of
     ``token_ids[i]`` under the full post-temperature distribution. ``finish_reason`` is ``stop`` when a stop token was
     sampled (it is the last id), ``length`` when ``max_tokens`` or the context ran out, ``abort`` when cancelled.
-    Policy versions are those of the weights at the first and after the last step (design invariant 7).
+    Policy versions are those of the weights at the first and after the last step (design invariant 7). Where they
+    differ, ``version_spans`` holds runs of (number of tokens, version) that cover ``token_ids``, if the engine knows.
+    ``first_token_at`` is when the first token was sampled, seconds since the epoch; 0.0 = not known.
     """
 
     token_ids: Sequence[int]
@@ -41,6 +43,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: EngineFinish
     policy_version_start: int
     policy_version_end: int
+    version_spans: Sequence[tuple[int, int]] = ()
+    first_token_at: float = 0.0
 
 
 class EngineError(InfrastructureError):

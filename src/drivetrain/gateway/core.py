@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drivetrain.engines.protocol import Engine
 from drivetrain.gateway.delivery import Flight, Served
+from drivetrain.gateway.fence import Fence
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sessions import Session, SessionStore
@@ -49,7 +50,8 @@ class Gateway:
         self.journal = Journal(journal_path)
         self.sessions = SessionStore(self.journal)
         self.recovered = self.sessions.recover()
-        self._runner = TurnRunner(engine, codec, self.journal)
+        self.fence = Fence(engine)
+        self._runner = TurnRunner(engine, codec, self.journal, self.fence)
 
     async def open_session(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from drivetrain.engines.protocol import Completion
+from drivetrain.gateway.fence import Passage
 from drivetrain.gateway.prompting import Prompt
 from drivetrain.gateway.sampling import Effective
 from drivetrain.messages import Call, FinishReason, Reply, ToolCall, Usage
@@ -18,11 +19,11 @@ from drivetrain.trace.watermark import mint_call_id
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Seconds since the epoch: request received, engine asked, engine done."""
+    """Seconds since the epoch: request received, engine done; between them the way through the gate."""
 
     started: float
-    dispatched: float
     completed: float
+    passage: Passage
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -65,8 +66,10 @@ def record_turn(
         n_tools=len(call.tools),
         finish_reason=reply.finish_reason,
         soft_mismatches=prompt.match.soft,
+        policy_version_dispatched=times.passage.policy_version,
         policy_version_start=completion.policy_version_start,
         policy_version_end=completion.policy_version_end,
+        policy_spans=policy_spans(completion),
         dialect=call.dialect,
         requested=call.requested,
         effective=effective.record,
@@ -77,13 +80,24 @@ def record_turn(
         tools=call.tools if prompt.parent is None else None,
         origin=call.origin,
         started_at=times.started,
-        dispatched_at=times.dispatched,
+        gate_entered_at=times.passage.entered_at,
+        dispatched_at=times.passage.dispatched_at,
+        first_token_at=completion.first_token_at,
         completed_at=times.completed,
     )
     findings = check_turn(turn, vocab_size=codec.tokenizer.vocab_size)
     dropped = ("template_dropped_message",) if prompt.parent and codec.drops(prompt.tail) else ()
     turn.notes = (*dropped, *parsed.notes, *effective.notes, *(finding.code for finding in findings))
     return turn
+
+
+def policy_spans(completion: Completion) -> tuple[tuple[int, int], ...]:
+    """Runs of (tokens, version) of a completion that straddles a weight update; empty when it does not, or when the
+    engine's runs do not cover the sampled tokens."""
+    if completion.policy_version_start == completion.policy_version_end:
+        return ()
+    spans = tuple((count, version) for count, version in completion.version_spans)
+    return spans if sum(count for count, _ in spans) == len(completion.token_ids) else ()
 
 
 def _reply(identity: Identity, parsed: Parsed, completion: Completion, usage: Usage, times: Times) -> Reply:

@@ -8,6 +8,7 @@ import time
 from drivetrain.engines.protocol import Completion, ContextOverflow, Engine, EngineError, Sampling
 from drivetrain.gateway.budgets import BudgetStop, Reservation
 from drivetrain.gateway.delivery import Served
+from drivetrain.gateway.fence import Fence, Passage
 from drivetrain.gateway.prompting import Prompt, link_of, prompt_of
 from drivetrain.gateway.recording import Identity, Times, record_turn
 from drivetrain.gateway.refusal import Refusal, RefusalCode
@@ -27,12 +28,14 @@ class TurnRunner:
         engine: where tokens come from.
         codec: the model's template, tokenizer, boundary and parser.
         journal: where a turn is committed before its reply is returned.
+        fence: the gate every engine call passes.
     """
 
-    def __init__(self, engine: Engine, codec: TokenCodec, journal: Journal) -> None:
+    def __init__(self, engine: Engine, codec: TokenCodec, journal: Journal, fence: Fence) -> None:
         self._engine = engine
         self._codec = codec
         self._journal = journal
+        self._fence = fence
 
     async def run(self, session: Session, call: Call, body_sha256: bytes, reply_id: str) -> Served:
         """Serve one call. When this returns, the turn is durable.
@@ -58,8 +61,7 @@ class TurnRunner:
                 stop_ids=self._codec.stop_ids,
                 identity=request_id,
             )
-            dispatched = time.time()
-            completion = await self._generate(session, prompt, effective.sampling, request_id)
+            completion, passage = await self._generate(session, prompt, effective.sampling, request_id)
             turn = record_turn(
                 self._codec,
                 call,
@@ -67,7 +69,7 @@ class TurnRunner:
                 completion,
                 effective,
                 Identity(turn_id, reply_id, body_sha256, session.graph.session_tag, session.policy.model),
-                Times(started, dispatched, time.time()),
+                Times(started, time.time(), passage),
                 self._engine.name,
             )
             await self._commit(session, call, prompt, turn)
@@ -97,11 +99,14 @@ class TurnRunner:
         if room < reservation.max_tokens:
             reservation.shrink(room)
 
-    async def _generate(self, session: Session, prompt: Prompt, sampling: Sampling, request_id: str) -> Completion:
+    async def _generate(
+        self, session: Session, prompt: Prompt, sampling: Sampling, request_id: str
+    ) -> tuple[Completion, Passage]:
         try:
-            completion = await self._engine.generate(
-                prompt.ids.tolist(), sampling, request_id=request_id, session_id=session.id
-            )
+            async with self._fence.passing() as passage:
+                completion = await self._engine.generate(
+                    prompt.ids.tolist(), sampling, request_id=request_id, session_id=session.id
+                )
         except ContextOverflow as error:
             raise _overflow(error.prompt_tokens, error.context_length) from error
         except EngineError as error:
@@ -111,7 +116,7 @@ class TurnRunner:
             raise Refusal("engine_unavailable", "the engine aborted the generation.")
         if len(completion.token_ids) == 0:
             raise Refusal("engine_unavailable", "the engine returned no token.")
-        return completion
+        return completion, passage
 
     async def _commit(self, session: Session, call: Call, prompt: Prompt, turn: Turn) -> None:
         """Link, write, join, in one step per session: what a turn is called depends on those committed before it."""
@@ -119,6 +124,7 @@ class TurnRunner:
             if session.state != "open":
                 raise Refusal("session_sealed", "the session was sealed while this call was running.")
             turn.link, turn.fork_reason, turn.fork_detail = link_of(session.graph, prompt, call.messages, call.tools)
+            turn.committed_at = time.time()
             try:
                 await self._journal.add_turn(session.id, turn)
             except JournalError as error:

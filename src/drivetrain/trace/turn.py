@@ -48,7 +48,15 @@ class Turn(msgspec.Struct, kw_only=True):
     ``prompt_sha256`` and ``prompt_len`` describe the ids that were really sent to the engine, so that a rebuilt prompt
     can be checked against them. ``messages`` are those after the parent's reply, for people; ``tools`` are kept at
     roots. ``origin`` holds the identity headers of the request; ``label`` is what was known when it was served, and
-    :func:`drivetrain.trace.labels.infer_labels` says what the whole session shows. Times are seconds since the epoch.
+    :func:`drivetrain.trace.labels.infer_labels` says what the whole session shows.
+    Policy versions (case row E1): ``policy_version_dispatched`` is what the engine served when the call was let
+    through the gate (None: not recorded), ``policy_version_start`` and ``_end`` are those of the first sampled token
+    and after the last. Where a weight update fell between, ``policy_spans`` holds runs of (tokens, version) over
+    ``sampled_ids`` if the engine told; otherwise it is empty.
+    Times are seconds since the epoch, 0.0 = not known: ``started_at`` request received, ``gate_entered_at`` ready for
+    the engine, ``dispatched_at`` let through, ``first_token_at``, ``completed_at``, ``committed_at`` given to the
+    journal, ``delivered_at`` last byte handed over. ``provenance`` is the 1-based number of the session's record of
+    what does not change from turn to turn (:class:`drivetrain.trace.provenance.Provenance`); 0 = none.
     ``delivered`` is whether the reply reached the harness; an undelivered turn is kept and never trained (design
     invariant 5).
     """
@@ -72,8 +80,10 @@ class Turn(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason
     notes: tuple[str, ...] = ()
     soft_mismatches: int = 0
+    policy_version_dispatched: int | None = None
     policy_version_start: int
     policy_version_end: int
+    policy_spans: tuple[tuple[int, int], ...] = ()
     dialect: str
     requested: RequestedSampling
     effective: dict[str, Any]
@@ -83,9 +93,14 @@ class Turn(msgspec.Struct, kw_only=True):
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] | None = None
     origin: dict[str, str] = {}
+    provenance: int = 0
     started_at: float
+    gate_entered_at: float = 0.0
     dispatched_at: float
+    first_token_at: float = 0.0
     completed_at: float
+    committed_at: float = 0.0
+    delivered_at: float = 0.0
     delivered: bool = False
 
 
