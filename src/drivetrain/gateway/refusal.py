@@ -53,7 +53,8 @@ class Refusal(DrivetrainError):
     """A call that gets an error reply.
 
     ``param`` names the field at fault. 5xx codes are worth a retry, deterministic failures are never 5xx (design
-    section 5, "Errors"). ``retry_after_s`` is sent as Retry-After, in whole seconds.
+    section 5, "Errors"). ``retry_after_s`` is sent as Retry-After, in whole seconds. ``tokens`` are the prompt's tokens
+    and the limit, of a context overflow: each API has its own words for it.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class Refusal(DrivetrainError):
         fix: str = "",
         param: str | None = None,
         retry_after_s: float | None = None,
+        tokens: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(what, fix=fix)
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
+        self.tokens = tokens
 
     @property
     def status(self) -> int:
