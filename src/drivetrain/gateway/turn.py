@@ -159,4 +159,5 @@ def _overflow(prompt_tokens: int, context_length: int) -> Refusal:
         f"{prompt_tokens} tokens.",
         fix="Please reduce the length of the messages.",
         param="messages",
+        tokens=(prompt_tokens, context_length),
     )
