@@ -20,6 +20,8 @@ def error_response(refusal: Refusal, dialect: Dialect) -> web.Response:
     """A refusal in the caller's dialect."""
     wait = 1.0 if refusal.retry_after_s is None and refusal.status == 503 else refusal.retry_after_s
     headers = {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
+    if not refusal.retryable:
+        headers["x-should-retry"] = "false"  # the OpenAI and Anthropic SDKs repeat a 409 otherwise
     return web.Response(
         body=dialect.error(refusal), status=refusal.status, content_type="application/json", headers=headers
     )

@@ -64,6 +64,11 @@ class Session:
             self.budget.turns += 1
             self.budget.completion_tokens += len(turn.sampled_ids)
 
+    @property
+    def images(self) -> Literal["refuse", "placeholder"]:
+        """What becomes of a picture (dialects' ``Memory``)."""
+        return self.policy.images
+
     def conversation(self, reply_id: str) -> tuple[Message, ...] | None:
         """The messages of the turn that was answered by this reply, and the reply (dialects' ``Memory``)."""
         turn = self.graph.by_reply_id(reply_id)

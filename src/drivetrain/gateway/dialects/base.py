@@ -13,6 +13,7 @@ from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Call, Message, Reply
 
 Action = Literal["generate", "count", "models", "model"]
+ImageRule = Literal["refuse", "placeholder"]
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -39,6 +40,10 @@ class Memory(Protocol):
     @property
     def memo(self) -> MessageMemo:
         """Messages decoded before."""
+
+    @property
+    def images(self) -> ImageRule:
+        """What becomes of a picture: ``refuse`` (400) or ``placeholder``."""
 
     def conversation(self, reply_id: str) -> tuple[Message, ...] | None:
         """The messages of a served turn and its reply (``previous_response_id``), or None when it is not known."""
