@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -19,12 +19,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     so that the reported log-probs are those the trainer recomputes (design section 4, "Generate").
     ``temperature`` must be > 0. ``seed`` makes the call reproducible; ``None`` draws a fresh one.
     Generation ends after sampling one of ``stop_token_ids`` (the stop token *is* part of the completion).
+    ``extra`` holds knobs that a session honours on top (``top_p``, ``stop`` ...), only those that the engine declares
+    (:func:`honoured_knobs`); a turn that was sampled with one is not trained.
     """
 
     max_tokens: int
     temperature: float = 1.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    extra: dict[str, Any] = {}
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,3 +103,8 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Cancel what runs and free everything; idempotent."""
+
+
+def honoured_knobs(engine: Engine) -> frozenset[str]:
+    """Knobs that an engine takes in :attr:`Sampling.extra`: its attribute ``honoured_knobs``, none when it has none."""
+    return frozenset(getattr(engine, "honoured_knobs", ()))

@@ -62,7 +62,24 @@ NEVER_HONOURED: Mapping[KnobName, str] = {
     "reasoning_effort": "the chat template's arguments are fixed for the session",
 }
 
-_NAMES: tuple[KnobName, ...] = get_args(KnobName)
+DISTRIBUTION: frozenset[KnobName] = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "stop",  # a turn that ends where the policy did not end it
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "response_format",
+        "tool_choice",
+    }
+)
+"""Knobs that, honoured, take the sample off the distribution that is trained."""
+
+KNOBS: tuple[KnobName, ...] = get_args(KnobName)
 _RULES: tuple[KnobRule, ...] = get_args(KnobRule)
 
 
@@ -73,8 +90,8 @@ def check_rules(rules: Mapping[KnobName, KnobRule]) -> None:
         ConfigError: an unknown knob or rule, ``honour`` of a knob that cannot be, ``clamp`` of one without a limit.
     """
     for knob, rule in rules.items():
-        if knob not in _NAMES:
-            raise ConfigError(f"knobs: {knob!r} is no knob.", fix=f"Knobs are: {', '.join(_NAMES)}.")
+        if knob not in KNOBS:
+            raise ConfigError(f"knobs: {knob!r} is no knob.", fix=f"Knobs are: {', '.join(KNOBS)}.")
         if rule not in _RULES:
             raise ConfigError(f"knobs: {rule!r} is no rule for {knob}.", fix=f"Rules are: {', '.join(_RULES)}.")
         if rule == "clamp" and knob != "max_tokens":

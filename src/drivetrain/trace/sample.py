@@ -16,6 +16,13 @@ TRAINED_LABELS: frozenset[Label] = frozenset({"agent", "subagent", "compaction"}
 """Default selection of labels to train (design section 4, "Label")."""
 
 
+SAMPLING_NOT_PINNED = "sampling_not_pinned"
+EVAL_SESSION = "eval_session"
+UNTRAINABLE_NOTES = (EVAL_SESSION, SAMPLING_NOT_PINNED)
+"""Notes of a turn that is never trained: its session is an evaluation, or a knob took the sample off the distribution
+that is trained (design section 4, "Generate")."""
+
+
 class HarnessTrace(msgspec.Struct, kw_only=True):
     """One training row: one chain of a rollout's turn graph that has something to train.
 
@@ -50,7 +57,8 @@ def rows_of(
     """Rows of one rollout: one per root-to-leaf chain that has something to train, parents first.
 
     A sampled token is trained in the first chain that holds it and is context in every later one (design invariant
-    3). Turns are left out with a reason: ``undelivered``, ``label:<label>``, ``no_logprob``, ``empty``. Tokens after
+    3). Turns are left out with a reason: ``undelivered``, ``label:<label>``, ``eval_session``,
+    ``sampling_not_pinned``, ``no_logprob``, ``empty``. Tokens after
     the last trained one are cut.
 
     Args:
@@ -79,6 +87,9 @@ def untrained_reason(turn: Turn, labels: frozenset[Label] = TRAINED_LABELS, labe
         return "undelivered"
     if label not in labels:
         return f"label:{label}"
+    for note in UNTRAINABLE_NOTES:
+        if note in turn.notes:
+            return note
     if len(turn.logprobs) != len(turn.sampled_ids) or not np.all(np.isfinite(turn.logprobs) & (turn.logprobs <= 0)):
         return "no_logprob"
     return ""
