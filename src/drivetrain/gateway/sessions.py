@@ -12,9 +12,10 @@ from typing import Literal
 import msgspec
 
 from drivetrain.errors import ConfigError
-from drivetrain.gateway.budgets import Budget
+from drivetrain.gateway.budgets import Budget, BudgetName
 from drivetrain.gateway.delivery import Delivery
 from drivetrain.gateway.keys import digest_key, mint_key, same_key
+from drivetrain.gateway.limits import CallLine, RateLimit
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.refusal import Refusal
@@ -60,9 +61,12 @@ class Session:
         self.memo = MessageMemo()
         self.committing = asyncio.Lock()
         self.volatile = compile_patterns(policy.volatile_lines)
+        self.line = CallLine(policy.max_concurrent_calls, policy.max_queued_calls)
+        self.rate = RateLimit(policy.rate_per_s, policy.rate_burst)
+        self.stop_condition: BudgetName | None = None
+        """The budget that was used up when a call came, the latest."""
         for turn in self.graph:
-            self.budget.turns += 1
-            self.budget.completion_tokens += len(turn.sampled_ids)
+            self.budget.recover(turn)
 
     @property
     def images(self) -> Literal["refuse", "placeholder"]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
-from drivetrain.engines.protocol import Completion, ContextOverflow, Engine, EngineError, Sampling
+from drivetrain.engines.protocol import Completion, ContextOverflow, Engine, EngineError, Sampling, honoured_knobs
 from drivetrain.gateway.budgets import BudgetStop, Reservation
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.fence import Fence, Passage
+from drivetrain.gateway.limits import call_clock
 from drivetrain.gateway.prompting import Prompt, link_of, prompt_of
 from drivetrain.gateway.recording import Identity, Times, record_turn
 from drivetrain.gateway.refusal import Refusal, RefusalCode
-from drivetrain.gateway.sampling import effective_sampling
+from drivetrain.gateway.sampling import effective_sampling, refuse_untrainable, wanted_tokens
 from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.volatile import strip_volatile
 from drivetrain.journal.writer import Journal, JournalError
@@ -46,43 +47,21 @@ class TurnRunner:
         started = time.time()
         call = strip_volatile(call, session.volatile)
         try:
-            reservation = session.budget.reserve(call.requested.max_tokens)
+            refuse_untrainable(call.requested, session.policy, honoured_knobs(self._engine))
+            async with session.line.place():
+                reservation = await session.budget.reserve()
+                try:
+                    return await self._serve(session, call, body_sha256, reply_id, started, reservation)
+                finally:
+                    reservation.release()
         except BudgetStop as stop:
             return await self._stop(session, stop, reply_id)
-        try:
-            prompt = prompt_of(session.graph, self._codec, call)
-            self._fit(prompt, reservation)
-            turn_id = session.graph.reserve_id()
-            request_id = f"{session.id}:{turn_id}"
-            effective = effective_sampling(
-                call,
-                session.policy,
-                max_tokens=reservation.max_tokens,
-                stop_ids=self._codec.stop_ids,
-                identity=request_id,
-            )
-            completion, passage = await self._generate(session, prompt, effective.sampling, request_id)
-            turn = record_turn(
-                self._codec,
-                call,
-                prompt,
-                completion,
-                effective,
-                Identity(turn_id, reply_id, body_sha256, session.graph.session_tag, session.policy.model),
-                Times(started, time.time(), passage),
-                self._engine.name,
-            )
-            await self._commit(session, call, prompt, turn)
-            reservation.settle(len(turn.sampled_ids))
-            return Served(turn.reply, turn)
         except Refusal as refusal:
             await self._note(session, "refused", code=refusal.code, reason=str(refusal))
             raise
         except asyncio.CancelledError:
             await self._note(session, "abandoned", body=body_sha256.hex()[:16])
             raise
-        finally:
-            reservation.release()
 
     def count(self, session: Session, call: Call) -> int:
         """Prompt tokens this call would have, exactly.
@@ -90,20 +69,53 @@ class TurnRunner:
         Raises:
             Refusal: the template does not render it.
         """
-        return len(prompt_of(session.graph, self._codec, strip_volatile(call, session.volatile)).ids)
+        call = strip_volatile(call, session.volatile)
+        return len(prompt_of(session.graph, self._codec, call, reasoning=session.policy.reasoning).ids)
 
-    def _fit(self, prompt: Prompt, reservation: Reservation) -> None:
+    async def _serve(
+        self,
+        session: Session,
+        call: Call,
+        body_sha256: bytes,
+        reply_id: str,
+        started: float,
+        reservation: Reservation,
+    ) -> Served:
+        prompt = prompt_of(session.graph, self._codec, call, reasoning=session.policy.reasoning)
         room = self._engine.context_length - len(prompt.ids)
         if room <= 0:
             raise _overflow(len(prompt.ids), self._engine.context_length)
-        if room < reservation.max_tokens:
-            reservation.shrink(room)
+        wanted = min(room, wanted_tokens(call.requested, session.policy))
+        max_tokens = await reservation.claim(len(prompt.ids), wanted)
+        turn_id = session.graph.reserve_id()
+        request_id = f"{session.id}:{turn_id}"
+        effective = effective_sampling(
+            call, session.policy, max_tokens=max_tokens, stop_ids=self._codec.stop_ids, identity=request_id
+        )
+        completion, passage = await self._generate(session, prompt, effective.sampling, request_id)
+        turn = record_turn(
+            self._codec,
+            call,
+            prompt,
+            completion,
+            effective,
+            Identity(turn_id, reply_id, body_sha256, session.graph.session_tag, session.policy.model),
+            Times(started, time.time(), passage),
+            self._engine.name,
+        )
+        await self._commit(session, call, prompt, turn)
+        reservation.settle(len(turn.sampled_ids))
+        return Served(turn.reply, turn)
 
     async def _generate(
         self, session: Session, prompt: Prompt, sampling: Sampling, request_id: str
     ) -> tuple[Completion, Passage]:
         try:
-            async with self._fence.passing() as passage:
+            async with (
+                session.budget.in_time(),
+                self._fence.passing() as passage,
+                call_clock(session.policy.call_timeout_s),
+            ):
                 completion = await self._engine.generate(
                     prompt.ids.tolist(), sampling, request_id=request_id, session_id=session.id
                 )
@@ -133,8 +145,16 @@ class TurnRunner:
             session.delivery.committed(turn)
 
     async def _stop(self, session: Session, stop: BudgetStop, reply_id: str) -> Served:
-        """A non-empty terminal assistant message: an empty one is asked again for ever (case row D14)."""
-        await self._note(session, "budget_stop", budget=stop.budget, limit=stop.limit)
+        """A non-empty terminal assistant message: an empty one is asked again for ever (case row D14).
+
+        Raises:
+            Refusal: the session's policy wants an error instead.
+        """
+        session.stop_condition = stop.budget
+        on_budget = session.policy.on_budget
+        await self._note(session, "budget_stop", budget=stop.budget, limit=stop.limit, reply=on_budget)
+        if on_budget == "error":
+            raise Refusal("budget_exhausted", f"the budget of this session ({stop.budget}) is used up.")
         reply = Reply(
             id=reply_id,
             model=session.policy.model,
