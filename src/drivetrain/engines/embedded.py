@@ -173,6 +173,18 @@ class EmbeddedEngine:
             self._running().forget()
             self._version = version
 
+    async def reset_prefix_cache(self) -> None:
+        """Drop all cached keys and values; running requests compute theirs again."""
+        await asyncio.to_thread(self._forget)
+
+    async def set_policy_version(self, version: int) -> None:
+        """The served module was changed in place and is policy ``version`` now; see :meth:`update_weights`."""
+        await asyncio.to_thread(self.update_weights, None, version)
+
+    def _forget(self) -> None:
+        with self.paused():
+            self._running().forget()
+
     def share(self, model: Any, version: int | None = None) -> None:
         """Serve ``model`` by reference from the next step on, e.g. once the trainer has built it."""
         if self._loop is None:

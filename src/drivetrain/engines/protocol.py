@@ -39,6 +39,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     Policy versions are those of the weights at the first and after the last step (design invariant 7). Where they
     differ, ``version_spans`` holds runs of (number of tokens, version) that cover ``token_ids``, if the engine knows.
     ``first_token_at`` is when the first token was sampled, seconds since the epoch; 0.0 = not known.
+    ``reported_tokens`` is the engine's own count of sampled tokens (its usage), None where it keeps none.
     """
 
     token_ids: Sequence[int]
@@ -48,14 +49,35 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     policy_version_end: int
     version_spans: Sequence[tuple[int, int]] = ()
     first_token_at: float = 0.0
+    reported_tokens: int | None = None
 
 
 class EngineError(InfrastructureError):
-    """The engine could not answer. ``retryable`` says whether the same call may succeed later."""
+    """The engine could not answer.
 
-    def __init__(self, what: str, *, fix: str = "", retryable: bool = True) -> None:
+    ``status`` is the HTTP status of an engine behind HTTP, ``kind`` its own name for the error and ``retry_after_s``
+    the wait it asked for; None and "" when there are none. ``retryable`` says whether the same call may succeed later.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        fix: str = "",
+        retryable: bool = True,
+        status: int | None = None,
+        kind: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(what, fix=fix)
         self.retryable = retryable
+        self.status = status
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+
+class EngineMalformed(EngineError):
+    """The engine answered with something that is no completion: no JSON, a page, no choice, no token ids."""
 
 
 class ContextOverflow(EngineError):
@@ -108,3 +130,34 @@ class Engine(Protocol):
 def honoured_knobs(engine: Engine) -> frozenset[str]:
     """Knobs that an engine takes in :attr:`Sampling.extra`: its attribute ``honoured_knobs``, none when it has none."""
     return frozenset(getattr(engine, "honoured_knobs", ()))
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """An engine that can hold its running calls still."""
+
+    async def pause(self) -> None:
+        """Return when no step runs and none will start before :meth:`resume`; calls keep what they have sampled."""
+
+    async def resume(self) -> None:
+        """Go on with the calls that were held, and with those that came meanwhile."""
+
+
+@runtime_checkable
+class PrefixCached(Protocol):
+    """An engine that keeps keys and values from call to call."""
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget them all; calls that are running compute theirs again.
+
+        Raises:
+            EngineError: it could not.
+        """
+
+
+@runtime_checkable
+class VersionSettable(Protocol):
+    """An engine that does not count weight updates by itself."""
+
+    async def set_policy_version(self, version: int) -> None:
+        """The weights now served are policy ``version``; call while no step runs."""

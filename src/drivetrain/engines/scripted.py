@@ -66,7 +66,7 @@ class ScriptedEngine:
         stop_token_id: closes every text; default: the model's own.
         context_length: in tokens; default: the model's, else 1,000,000.
         latency_s: waited in every call.
-        per_token_s: waited per sampled token, on top.
+        per_token_s: waited per sampled token, on top; tokens then carry the version of their own moment.
     """
 
     def __init__(
@@ -103,6 +103,10 @@ class ScriptedEngine:
         """Calls in flight."""
         self.peak = 0
         """Most calls ever in flight."""
+        self.prefix_resets = 0
+        """How often the prefix cache, which there is none of, was reset."""
+        self._going = asyncio.Event()
+        self._going.set()
 
     @classmethod
     def from_lines(
@@ -151,6 +155,22 @@ class ScriptedEngine:
     async def aclose(self) -> None:
         """Nothing to free."""
 
+    async def pause(self) -> None:
+        """Answer nothing and sample nothing until :meth:`resume`."""
+        self._going.clear()
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._going.set()
+
+    async def reset_prefix_cache(self) -> None:
+        """Count it."""
+        self.prefix_resets += 1
+
+    async def set_policy_version(self, version: int) -> None:
+        """Serve as this version from now on."""
+        self.policy_version = version
+
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str = ""
     ) -> Completion:
@@ -195,9 +215,11 @@ class ScriptedEngine:
         room = min(sampling.max_tokens, self._context - prompt_length)
         cut = len(sampled) > room
         sampled = sampled[:room]
-        delay = self._latency_s + reply.delay_s + self._per_token_s * len(sampled)
+        delay = self._latency_s + reply.delay_s
         if delay or reply.hang:
             await asyncio.sleep(_HANG_S if reply.hang else delay)
+        await self._going.wait()
+        spans = await self._sample(len(sampled)) if self._per_token_s else []
         if reply.error is not None:
             raise reply.error
         stops = {self._stop, *sampling.stop_token_ids}
@@ -207,9 +229,22 @@ class ScriptedEngine:
             token_ids=sampled,
             logprobs=list(logprobs)[:room],
             finish_reason=ended if cut or reply.finish_reason is None else reply.finish_reason,
-            policy_version_start=version,
-            policy_version_end=self.policy_version,
+            policy_version_start=spans[0][1] if spans else version,
+            policy_version_end=spans[-1][1] if spans else self.policy_version,
+            version_spans=spans,
         )
+
+    async def _sample(self, tokens: int) -> list[tuple[int, int]]:
+        """Take the time of so many tokens; runs of (tokens, version)."""
+        spans: list[tuple[int, int]] = []
+        for _ in range(tokens):
+            await asyncio.sleep(self._per_token_s)
+            await self._going.wait()
+            if spans and spans[-1][1] == self.policy_version:
+                spans[-1] = (spans[-1][0] + 1, self.policy_version)
+            else:
+                spans.append((1, self.policy_version))
+        return spans
 
     def _encode(self, text: str) -> list[int]:
         return [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._stop]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -51,7 +52,8 @@ class Slot:
         self.random = generator(sampling.seed)
         self.kv: SequenceKV | None = None
         self.counted = False
-        self.version_start = 0
+        self.versions: list[list[int]] = []  # runs of (tokens, policy version)
+        self.first_token_at = 0.0
 
     @property
     def todo(self) -> int:
@@ -249,8 +251,12 @@ class SlotLoop:
             self._fail([slot], error)
             self._slots.remove(slot)
             return
+        version = self._version()
         if not slot.logprobs:
-            slot.version_start = self._version()
+            slot.first_token_at = time.time()
+        if not slot.versions or slot.versions[-1][1] != version:
+            slot.versions.append([0, version])
+        slot.versions[-1][0] += 1
         slot.tokens.append(token)
         slot.logprobs.append(logprob)
         self.metrics.generated_tokens += 1
@@ -265,8 +271,10 @@ class SlotLoop:
             token_ids=slot.tokens[len(slot.prompt) :],
             logprobs=slot.logprobs,
             finish_reason=reason,
-            policy_version_start=slot.version_start,
-            policy_version_end=self._version(),
+            policy_version_start=slot.versions[0][1],
+            policy_version_end=slot.versions[-1][1],
+            version_spans=[(count, version) for count, version in slot.versions],
+            first_token_at=slot.first_token_at,
         )
         try:
             slot.answer.set_result(completion)
