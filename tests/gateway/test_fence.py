@@ -14,6 +14,7 @@ from drivetrain.engines.protocol import Completion, EngineError, Sampling
 from drivetrain.engines.scripted import ScriptedEngine
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.fence import Fence, FenceBusy, FenceFailed, FenceTimeout, Passage
+from drivetrain.gateway.fence_threads import ThreadFence
 
 SAMPLING = Sampling(max_tokens=64)
 SLOW = 0.02  # seconds per token: a call that is running when it is looked at
@@ -320,3 +321,30 @@ async def test_paused_time_is_counted(engine: ScriptedEngine) -> None:
     assert after >= during
     await asyncio.sleep(SLOW)
     assert fence.paused_s == after
+
+
+async def test_a_trainer_in_another_thread(engine: ScriptedEngine) -> None:
+    fence = Fence(engine)
+    threads = ThreadFence(fence, asyncio.get_running_loop())
+
+    def train() -> None:
+        with threads.paused(owner="t") as update:
+            with pytest.raises(FenceBusy):
+                threads.pause(owner="other")
+            assert threads.status().state == "closed"
+            update.version = 1
+        threads.pause("hold")
+        threads.resume(2)
+        with pytest.raises(ZeroDivisionError), threads.paused():
+            raise ZeroDivisionError
+        assert threads.status().failed
+        with pytest.raises(ConfigError, match="without a policy version"), threads.paused():
+            pass
+
+    async with calls(fence, engine, 1) as running:
+        await asyncio.to_thread(train)
+        await running[0]
+    with pytest.raises(ConfigError, match="on the gateway's event loop"):
+        threads.status()
+    with pytest.raises(ConfigError, match="not running"):
+        ThreadFence(fence, asyncio.new_event_loop()).status()
