@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from drivetrain.gateway.connections import Connections
 from drivetrain.gateway.core import Gateway
+from drivetrain.gateway.delivery import Served, read_attempt
 from drivetrain.gateway.dialects.base import Action, Dialect, ServedModel, WireRequest
 from drivetrain.gateway.dialects.choose import DIALECTS, choose
 from drivetrain.gateway.keys import read_key
 from drivetrain.gateway.patience import Patience
+from drivetrain.gateway.redact import redact_body
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import error_response, respond_json, respond_stream
 from drivetrain.gateway.sessions import Session
+from drivetrain.gateway.unexpected import report
 from drivetrain.messages import Call
 from drivetrain.trace.origin import read_origin
 
-MAX_BODY_BYTES = 64 << 20
+CONNECTIONS = web.AppKey("connections", Connections)
+"""The open connections; whoever runs the application lets them watch its server."""
 _SESSION = web.RequestKey("session", Session)
-_log = logging.getLogger("drivetrain.gateway")
 
 
 def harness_app(gateway: Gateway, *, patience: Patience | None = None) -> web.Application:
     """The application a harness reaches: model calls, token counts and model list, every route behind a key."""
-    app = web.Application(middlewares=[_refusals, _authenticator(gateway)], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[_refusals, _authenticator(gateway)])
+    app[CONNECTIONS] = Connections()
     shared: dict[tuple[str, str, Action], list[Dialect]] = {}
     for dialect in DIALECTS:
         for route in dialect.routes:
@@ -53,28 +56,34 @@ def _handler(gateway: Gateway, dialects: list[Dialect], action: Action, patience
 async def _generate(
     gateway: Gateway, request: web.Request, dialect: Dialect, session: Session, call: Call, patience: Patience
 ) -> web.StreamResponse:
-    ticket = gateway.begin(session, call, await request.read())
-    if call.stream:
-        response, served = await respond_stream(request, dialect, call, ticket, patience)
-    else:
-        served = await ticket.served()
-        response = await respond_json(request, dialect, call, served)
+    attempt = read_attempt(request.headers, request.app[CONNECTIONS].of(request))
+    ticket = gateway.begin(session, call, await request.read(), attempt)
+    served: Served | None
+    try:
+        if call.stream:
+            response, served = await respond_stream(request, dialect, call, ticket, patience)
+        else:
+            served = await ticket.served()
+            response = await respond_json(request, dialect, call, served)
+    finally:
+        ticket.leave()
     # Writing to a connection that is gone raises, so that coming here means the last byte was handed over.
     if served is not None:
-        await gateway.delivered(session, served)
+        await gateway.delivered(session, served, attempt)
     return response
 
 
 async def _decode(request: web.Request, dialect: Dialect, session: Session) -> Call:
+    key = read_key(request.headers, request.query)
     wire = WireRequest(
-        body=await request.read(),
+        body=redact_body(await request.read(), key),
         path=request.path,
         parts=dict(request.match_info),
         query=request.query,
         headers=request.headers,
     )
     call = dialect.decode(wire, session)
-    origin = read_origin(request.headers, secret=read_key(request.headers, request.query))
+    origin = read_origin(request.headers, secret=key)
     return msgspec.structs.replace(call, origin=origin) if origin else call
 
 
@@ -86,22 +95,35 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
     except Refusal as error:
         refusal = error
     except web.HTTPRequestEntityTooLarge:
-        refusal = Refusal("request_too_large", f"the request body exceeds {MAX_BODY_BYTES} bytes.")
+        refusal = _too_large(request[_SESSION].policy.max_body_bytes)
     except web.HTTPException as error:
         refusal = Refusal("not_found", f"{request.method} {request.path}: {error.reason}.")
-    except Exception:
-        _log.exception("unexpected failure in %s %s", request.method, request.path)
-        refusal = Refusal("engine_unavailable", "the gateway failed unexpectedly; see its log.")
+    except ConnectionError:
+        raise  # the client is gone: there is nobody to answer
+    except Exception as error:
+        refusal = report(error, f"{request.method} {request.path}")
+        if _SESSION in request:
+            request[_SESSION].count("internal_error")
     return error_response(refusal, choose(request.path, request.headers))
 
 
 def _authenticator(gateway: Gateway) -> Middleware:
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[_SESSION] = gateway.sessions.authenticate(read_key(request.headers, request.query))
-        return await handler(request)
+        request.app[CONNECTIONS].of(request).used()
+        session = gateway.sessions.authenticate(read_key(request.headers, request.query))
+        session.rate.take()
+        limit = session.policy.max_body_bytes
+        if (request.content_length or 0) > limit:
+            raise _too_large(limit)
+        request[_SESSION] = session
+        return await handler(request.clone(client_max_size=limit))
 
     return authenticate
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal("request_too_large", f"the request body exceeds {limit} bytes.", fix="Send less.")
 
 
 def _served_model(gateway: Gateway, session: Session) -> ServedModel:

@@ -116,7 +116,7 @@ def effective_sampling(
         temperature=temperature,
         seed=seed % 2**62,
         stop_token_ids=stop_ids,
-        extra=dict(honoured),
+        extra={str(knob): value for knob, value in honoured.items()},
     )
     record = {name: _PINNED[name] for name in ("top_p", "top_k", "min_p")} | msgspec.structs.asdict(sampling)
     record |= record.pop("extra")
