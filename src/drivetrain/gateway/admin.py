@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.dialects.openai_chat import OpenAIChat
-from drivetrain.gateway.keys import read_key, same_key
+from drivetrain.gateway.keys import AdminKeys, AdminScope, read_key
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import error_response
@@ -27,15 +27,17 @@ class OpenRequest(msgspec.Struct, forbid_unknown_fields=True):
     session_id: str | None = None
 
 
-def admin_app(gateway: Gateway, key_digest: bytes) -> web.Application:
-    """Open, list, read and seal sessions. Every route needs the admin key."""
+def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
+    """Open, list, read and seal sessions: trainer scope. Revoke or replace a session's key: admin scope."""
     errors = OpenAIChat()
+
+    def require(request: web.Request, scope: AdminScope) -> None:
+        keys.require(read_key(request.headers, request.query), scope)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not same_key(key_digest, read_key(request.headers)):
-                raise Refusal("invalid_api_key", "unknown admin key.", fix="Use the key the gateway was started with.")
+            require(request, "trainer")
             return await handler(request)
         except Refusal as refusal:
             return error_response(refusal, errors)
@@ -64,6 +66,15 @@ def admin_app(gateway: Gateway, key_digest: bytes) -> web.Application:
     async def seal_session(request: web.Request) -> web.Response:
         return _json(_summary(await gateway.seal_session(request.match_info["id"])))
 
+    async def revoke_key(request: web.Request) -> web.Response:
+        require(request, "admin")
+        return _json(_summary(await gateway.sessions.revoke(request.match_info["id"])))
+
+    async def rotate_key(request: web.Request) -> web.Response:
+        require(request, "admin")
+        session, key = await gateway.sessions.rotate(request.match_info["id"])
+        return _json({**_summary(session), "api_key": key})
+
     async def health(_: web.Request) -> web.Response:
         return _json(
             {
@@ -82,6 +93,8 @@ def admin_app(gateway: Gateway, key_digest: bytes) -> web.Application:
     app.router.add_get("/admin/sessions/{id}", show_session)
     app.router.add_get("/admin/sessions/{id}/rows", show_rows)
     app.router.add_delete("/admin/sessions/{id}", seal_session)
+    app.router.add_delete("/admin/sessions/{id}/key", revoke_key)
+    app.router.add_post("/admin/sessions/{id}/key", rotate_key)
     app.router.add_get("/admin/health", health)
     return app
 
@@ -93,7 +106,9 @@ def _summary(session: Session) -> dict[str, Any]:
         "labels": session.labels,
         "policy": session.policy,
         "turns": len(session.graph),
+        "prompt_tokens": session.budget.prompt_tokens,
         "completion_tokens": session.budget.completion_tokens,
+        "stop_condition": session.stop_condition,
         "in_flight": session.delivery.in_flight,
         "events": session.events,
         "created_at": session.created_at,

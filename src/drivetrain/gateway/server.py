@@ -10,9 +10,9 @@ from aiohttp import web
 
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.admin import admin_app
-from drivetrain.gateway.app import harness_app
+from drivetrain.gateway.app import CONNECTIONS, harness_app
 from drivetrain.gateway.core import Gateway
-from drivetrain.gateway.keys import digest_key
+from drivetrain.gateway.keys import AdminKeys
 from drivetrain.gateway.patience import Patience
 
 
@@ -62,10 +62,9 @@ class GatewayServer:
         Raises:
             ConfigError: the address is public, the port is in use, or the key is shorter than 16 characters.
         """
-        if len(admin_key) < 16:
-            raise ConfigError("the admin key is shorter than 16 characters.", fix="Use a long random key.")
+        keys = AdminKeys(admin_key)
         self._admin = web.AppRunner(
-            admin_app(self.gateway, digest_key(admin_key)), access_log=None, shutdown_timeout=1.0
+            admin_app(self.gateway, keys), access_log=None, shutdown_timeout=1.0
         )
         await self._admin.setup()
         return await _bind(self._admin, host, port)
@@ -83,6 +82,8 @@ class GatewayServer:
     async def _setup(self) -> None:
         if not self._started:
             await self._harness.setup()
+            assert self._harness.server is not None
+            self._harness.app[CONNECTIONS].watch(self._harness.server)
             self._started = True
 
 

@@ -22,7 +22,7 @@ from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.volatile import compile_patterns
 from drivetrain.journal.reader import JournalReader, StoredSession
 from drivetrain.journal.writer import Journal
-from drivetrain.messages import Message
+from drivetrain.messages import Message, RequestedSampling
 from drivetrain.trace.conversation import request_of
 from drivetrain.trace.graph import TraceGraph
 
@@ -63,6 +63,7 @@ class Session:
         self.volatile = compile_patterns(policy.volatile_lines)
         self.line = CallLine(policy.max_concurrent_calls, policy.max_queued_calls)
         self.rate = RateLimit(policy.rate_per_s, policy.rate_burst)
+        self.key_issued_at = created_at
         self.stop_condition: BudgetName | None = None
         """The budget that was used up when a call came, the latest."""
         for turn in self.graph:
@@ -77,6 +78,11 @@ class Session:
         """The messages of the turn that was answered by this reply, and the reply (dialects' ``Memory``)."""
         turn = self.graph.by_reply_id(reply_id)
         return None if turn is None else (*request_of(self.graph, turn), turn.reply.as_message())
+
+    def requested(self, reply_id: str) -> RequestedSampling | None:
+        """What the request of the turn that was answered by this reply asked for (dialects' ``Memory``)."""
+        turn = self.graph.by_reply_id(reply_id)
+        return None if turn is None else turn.requested
 
     def count(self, kind: str) -> None:
         """Count an event of this process's life of the session, for summaries."""
@@ -144,12 +150,44 @@ class SessionStore:
         session = self.get(session_id)
         if session.state == "open":
             session.state = "sealed"
-            cancelled = await session.delivery.cancel_all()
+            cancelled = await session.delivery.seal()
             if cancelled:
                 session.count("in_flight_at_seal")
                 await self._journal.add_event(session_id, "in_flight_at_seal", calls=cancelled)
             session.memo.clear()
             await self._journal.seal_session(session_id)
+        return session
+
+    async def revoke(self, session_id: str) -> Session:
+        """Refuse the session's key from now on and cancel its calls; the session stays open, without a key.
+
+        Raises:
+            Refusal: no such session.
+        """
+        session = await self._replace_key(session_id, secrets.token_bytes(32), "key_revoked")
+        await session.delivery.cancel_all()
+        return session
+
+    async def rotate(self, session_id: str) -> tuple[Session, str]:
+        """Give a session a new key and refuse the old one from now on; calls in flight go on.
+
+        Raises:
+            Refusal: no such session, or it is sealed.
+        """
+        if self.get(session_id).state == "sealed":
+            raise _sealed()
+        key = mint_key()
+        session = await self._replace_key(session_id, digest_key(key), "key_rotated")
+        return session, key
+
+    async def _replace_key(self, session_id: str, digest: bytes, kind: str) -> Session:
+        session = self.get(session_id)
+        await self._journal.replace_key(session_id, digest)
+        await self._journal.add_event(session_id, kind)
+        self._by_digest.pop(session.key_digest, None)
+        session.key_digest, session.key_issued_at = digest, time.time()
+        self._by_digest[digest] = session
+        session.count(kind)
         return session
 
     def get(self, session_id: str) -> Session:
@@ -167,15 +205,24 @@ class SessionStore:
         """Session of a key.
 
         Raises:
-            Refusal: the key is unknown (401) or its session is sealed (409).
+            Refusal: the key is unknown, revoked or expired (401), or its session is sealed (409).
         """
         session = self._by_digest.get(digest_key(key)) if key else None
         if session is None or not same_key(session.key_digest, key):
             raise Refusal(
-                "invalid_api_key", "unknown API key.", fix="Use the key that was given when the session was opened."
+                "invalid_api_key",
+                "unknown or revoked API key.",
+                fix="Use the key that was given when the session was opened.",
             )
         if session.state == "sealed":
-            raise Refusal("session_sealed", "this session is sealed; its rollout has ended.")
+            raise _sealed()
+        lifetime = session.policy.key_ttl_s
+        if lifetime is not None and time.time() >= session.key_issued_at + lifetime:
+            raise Refusal(
+                "api_key_expired",
+                f"this API key has expired: it was valid for {lifetime:g} s.",
+                fix="Open a session with a longer key_ttl_s, or issue a new key for this one.",
+            )
         return session
 
     def _remember(self, session: Session) -> None:
@@ -187,8 +234,12 @@ class SessionStore:
         self._by_digest.pop(session.key_digest, None)
 
 
+def _sealed() -> Refusal:
+    return Refusal("session_sealed", "this session is sealed; its rollout has ended.")
+
+
 def _restore(record: StoredSession, reader: JournalReader) -> Session:
-    return Session(
+    session = Session(
         record.id,
         key_digest=record.key_digest,
         policy=msgspec.msgpack.decode(record.policy, type=SessionPolicy),
@@ -197,3 +248,9 @@ def _restore(record: StoredSession, reader: JournalReader) -> Session:
         graph=reader.graph(record.id, session_tag(record.id)),
         state="sealed" if record.state == "sealed" else "open",
     )
+    for event in reader.events(record.id):
+        if event.kind == "budget_stop":
+            session.stop_condition = event.detail["budget"]
+        elif event.kind == "key_rotated":
+            session.key_issued_at = event.at
+    return session

@@ -86,17 +86,22 @@ class Journal:
             )
         )
 
+    async def replace_key(self, session_id: str, key_digest: bytes) -> None:
+        """Another key opens the session from now on."""
+        await self._write(
+            lambda db: db.execute("UPDATE sessions SET key_digest = ? WHERE id = ?", (key_digest, session_id))
+        )
+
     async def add_turn(self, session_id: str, turn: Turn) -> None:
         """Commit one turn."""
         row = turn_row(session_id, turn)
         await self._write(lambda db: db.execute(INSERT_TURN, row))
 
-    async def mark_delivered(self, session_id: str, turn_id: int) -> None:
-        """The reply of a turn reached the harness."""
+    async def mark_delivered(self, session_id: str, turn_id: int, delivered: bool = True) -> None:
+        """The reply of a turn was sent; False when it turned out to be lost."""
+        values = (int(delivered), session_id, turn_id)
         await self._write(
-            lambda db: db.execute(
-                "UPDATE turns SET delivered = 1 WHERE session_id = ? AND turn_id = ?", (session_id, turn_id)
-            )
+            lambda db: db.execute("UPDATE turns SET delivered = ? WHERE session_id = ? AND turn_id = ?", values)
         )
 
     async def add_event(self, session_id: str, kind: str, **detail: Any) -> None:
