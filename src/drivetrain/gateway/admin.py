@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from drivetrain.errors import ConfigError
+from drivetrain.gateway.admin_fence import fence_routes
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.dialects.openai_chat import OpenAIChat
 from drivetrain.gateway.keys import AdminKeys, AdminScope, read_key
@@ -28,7 +29,7 @@ class OpenRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
-    """Open, list, read and seal sessions: trainer scope. Revoke or replace a session's key: admin scope."""
+    """Open, list, read and seal sessions, pause and resume the engine: trainer scope. Revoke or replace a session's key: admin scope."""
     errors = OpenAIChat()
 
     def require(request: web.Request, scope: AdminScope) -> None:
@@ -82,6 +83,7 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
                 "model": gateway.model,
                 "engine": gateway.engine.name,
                 "policy_version": gateway.engine.policy_version,
+                "fence": gateway.fence.status().state,
                 "context_length": gateway.engine.context_length,
                 "recovered_sessions": gateway.recovered,
             }
@@ -96,6 +98,7 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
     app.router.add_delete("/admin/sessions/{id}/key", revoke_key)
     app.router.add_post("/admin/sessions/{id}/key", rotate_key)
     app.router.add_get("/admin/health", health)
+    app.router.add_routes(fence_routes(gateway))
     return app
 
 
