@@ -29,7 +29,7 @@ class OpenRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
-    """Open, list, read and seal sessions, pause and resume the engine: trainer scope. Revoke or replace a session's key: admin scope."""
+    """Open, list, read and seal sessions, work the fence: trainer scope. Revoke or replace a session's key: admin."""
     errors = OpenAIChat()
 
     def require(request: web.Request, scope: AdminScope) -> None:
