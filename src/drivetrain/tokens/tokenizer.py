@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,8 +17,10 @@ class Tokenizer:
     Special tokens written in the text (as chat templates do) become their ids; nothing is added around the text.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, *, sha256: str | None = None) -> None:
         self._backend = backend
+        self.sha256 = sha256
+        """Hex digest of ``tokenizer.json``; None when the tokenizer does not come from a file."""
         backend.no_truncation()
         backend.no_padding()
         self.special_tokens: dict[str, int] = {
@@ -34,7 +37,8 @@ class Tokenizer:
         if not path.is_file():
             raise ConfigError(f"no tokenizer at {path}.", fix="Point to a model directory that holds tokenizer.json.")
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            source = path.read_bytes()
+            return cls(tokenizers.Tokenizer.from_buffer(source), sha256=hashlib.sha256(source).hexdigest())
         except Exception as error:  # the library raises bare Exception on bad JSON
             raise ConfigError(
                 f"{path} is not a tokenizer: {error}", fix="Save it again with save_pretrained."
