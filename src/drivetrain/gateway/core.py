@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+from drivetrain.engines.identity import check_identity
 from drivetrain.engines.protocol import Engine
-from drivetrain.gateway.delivery import Flight, Served
+from drivetrain.gateway.delivery import Attempt, Flight, Served, request_digest
 from drivetrain.gateway.fence import Fence
 from drivetrain.gateway.policy import SessionPolicy
+from drivetrain.gateway.redact import guarded_logger
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sessions import Session, SessionStore
 from drivetrain.gateway.turn import TurnRunner
-from drivetrain.journal.writer import Journal
+from drivetrain.journal.writer import Journal, JournalError
 from drivetrain.messages import Call
 from drivetrain.tokens.codec import TokenCodec
 from drivetrain.trace.turn import Turn
 
+_IN_PROCESS = Attempt()
+_log = guarded_logger("drivetrain.gateway")
+
 
 class Ticket:
-    """A call being served. Its reply's id is known at once, so that a stream can be opened before it is there."""
+    """A call being served. Its reply's id is known at once, so that a stream can be opened before it is there.
 
-    def __init__(self, reply_id: str, served: Callable[[], Awaitable[Served]]) -> None:
+    Whoever holds it leaves it, once, when the client no longer waits: a generation that nobody waits for is cancelled.
+    """
+
+    def __init__(self, reply_id: str, served: Callable[[], Awaitable[Served]], leave: Callable[[], None]) -> None:
         self.reply_id = reply_id
         self.served = served
         """Wait for the reply. Raises Refusal: see :class:`~drivetrain.gateway.turn.TurnRunner`; also when the session
         is sealed meanwhile."""
+        self.leave = leave
 
 
 class Gateway:
@@ -40,10 +48,16 @@ class Gateway:
         model: served model name.
 
     Raises:
-        ConfigError: the journal is in use or unreadable.
+        ConfigError: the journal is in use or unreadable; the engine serves another template or tokenizer.
     """
 
     def __init__(self, engine: Engine, codec: TokenCodec, journal_path: Path, *, model: str) -> None:
+        self.identity = check_identity(
+            engine,
+            name=engine.name,
+            template_sha256=codec.template.sha256,
+            tokenizer_sha256=codec.tokenizer.sha256,
+        )
         self.engine = engine
         self.codec = codec
         self.model = model
@@ -51,6 +65,7 @@ class Gateway:
         self.sessions = SessionStore(self.journal)
         self.recovered = self.sessions.recover()
         self.fence = Fence(engine)
+        self._losses: set[asyncio.Task[None]] = set()
         self._runner = TurnRunner(engine, codec, self.journal, self.fence)
 
     async def open_session(
@@ -64,26 +79,38 @@ class Gateway:
         return await self.sessions.open(policy or SessionPolicy(model=self.model), labels=labels, session_id=session_id)
 
     async def seal_session(self, session_id: str) -> Session:
-        """End a session: late calls get 409."""
-        return await self.sessions.seal(session_id)
+        """End a session: late calls get 409, late replies are dropped. What was lost until now is in the journal."""
+        session = await self.sessions.seal(session_id)
+        await asyncio.gather(*self._losses)
+        return session
 
     async def serve(self, session: Session, call: Call, body: bytes) -> Served:
         """:meth:`begin` and wait."""
-        return await self.begin(session, call, body).served()
+        ticket = self.begin(session, call, body)
+        try:
+            return await ticket.served()
+        finally:
+            ticket.leave()
 
-    def begin(self, session: Session, call: Call, body: bytes) -> Ticket:
-        """Serve a call exactly once: join an equal one in flight, replay an undelivered reply, or run a new turn."""
-        digest = _request_digest(call, body)
-        replayed = session.delivery.replay(digest)
+    def begin(self, session: Session, call: Call, body: bytes, attempt: Attempt = _IN_PROCESS) -> Ticket:
+        """Serve a call exactly once: join an equal one in flight, replay a lost reply, or run a new turn.
+
+        Raises:
+            Refusal: its idempotency key was used for another request.
+        """
+        digest = request_digest(call, body, attempt.key)
+        if attempt.key:
+            session.delivery.claim(attempt.key, digest)
+        replayed = session.delivery.replay(digest, explicit=attempt.explicit)
         if replayed is not None:
             session.count("replayed")
-            return Ticket(replayed.reply.id, lambda: self._replay(session, replayed))
+            return Ticket(replayed.reply.id, lambda: self._replay(session, replayed), lambda: None)
         flight, joined = session.delivery.join_or_start(
             digest, lambda reply_id: self._runner.run(session, call, digest, reply_id)
         )
         if joined:
             session.count("joined")
-        return Ticket(flight.reply_id, lambda: self._land(session, flight))
+        return Ticket(flight.reply_id, lambda: self._land(session, flight), flight.leave)
 
     def count(self, session: Session, call: Call) -> int:
         """Prompt tokens of a call, exactly as it would be sent to the engine; nothing is recorded.
@@ -94,44 +121,50 @@ class Gateway:
         return self._runner.count(session, call)
 
     async def _replay(self, session: Session, served: Served) -> Served:
-        await self.journal.add_event(session.id, "replayed", turn=served.turn.id if served.turn else None)
+        try:
+            await self.journal.add_event(session.id, "replayed", turn=served.turn.id if served.turn else None)
+        except JournalError as error:
+            _log.warning("session %s: a replay is not in the journal: %s", session.id, error)
         return served
 
     async def _land(self, session: Session, flight: Flight) -> Served:
         try:
-            served = await flight.wait()
+            served = await asyncio.shield(flight.task)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise  # this client went away
-            if session.state == "sealed":
-                raise Refusal("session_sealed", "the session was sealed while this call was running.") from None
-            raise Refusal("cancelled", "the call was cancelled.") from None
-        await self._note_progress(session, served)
+            if session.state == "open":
+                raise Refusal("cancelled", "the call was cancelled.") from None
+            served = None
+        if served is None or session.state == "sealed":
+            raise Refusal("session_sealed", "the session was sealed while this call was running.")
         return served
 
-    async def delivered(self, session: Session, served: Served) -> None:
-        """The reply of a call was handed over completely."""
-        if served.turn is not None:
-            await self._mark_delivered(session, served.turn)
+    async def delivered(self, session: Session, served: Served, attempt: Attempt = _IN_PROCESS) -> None:
+        """The last byte of a call's reply was written; see :mod:`drivetrain.gateway.delivery` for what that proves."""
+        turn = served.turn
+        if turn is None or session.state == "sealed":
+            return
+        if session.delivery.sent(turn, attempt.connection, lambda lost: self._note_loss(session, lost)):
+            await self._record_delivery(session, turn, True)
+
+    def _note_loss(self, session: Session, turn: Turn) -> None:
+        session.count("lost")
+        task = asyncio.get_running_loop().create_task(self._record_delivery(session, turn, False))
+        self._losses.add(task)
+        task.add_done_callback(self._losses.discard)
+
+    async def _record_delivery(self, session: Session, turn: Turn, delivered: bool) -> None:
+        try:
+            await self.journal.mark_delivered(session.id, turn.id, delivered)
+        except JournalError as error:
+            session.count("journal_failed")
+            _log.warning("session %s: the delivery of turn %d is not in the journal: %s", session.id, turn.id, error)
 
     async def aclose(self) -> None:
         """Cancel running calls and close the journal. Sessions stay open in the journal."""
         for session in self.sessions:
             await session.delivery.cancel_all()
+        await asyncio.gather(*self._losses)
         self.journal.close()
-
-    async def _note_progress(self, session: Session, served: Served) -> None:
-        """A request that continues a turn proves that the turn's reply arrived."""
-        if served.turn is not None and served.turn.parent is not None:
-            await self._mark_delivered(session, session.graph[served.turn.parent])
-
-    async def _mark_delivered(self, session: Session, turn: Turn) -> None:
-        if session.delivery.delivered(turn):
-            await self.journal.mark_delivered(session.id, turn.id)
-
-
-def _request_digest(call: Call, body: bytes) -> bytes:
-    """What makes two requests the same: the body, and who asks (twin sub-agents send equal bodies, case row C3)."""
-    origin = "".join(f"{name}={value}\n" for name, value in sorted(call.origin.items()))
-    return hashlib.sha256(origin.encode() + b"\0" + body).digest()

@@ -1,22 +1,42 @@
-"""Retries without headers: join a call in flight, replay a reply that was not delivered, else a new turn.
+"""Exactly once without headers: join a call in flight, replay a reply that was lost, else run a new turn.
 
-Pi and OpenCode send no retry marker, so a retry is recognised by the body's digest (design section 5, "Retries"). A
-reply is delivered when its last byte was handed to a connection that was still open, or when the harness proves it by
-continuing from it.
+A request is known by the digest of its body and of who asks: most harnesses send no retry mark (harnesses.md section
+1.6). What became of a committed turn's reply::
+
+    undelivered --last byte written--> sent --evidence--> acknowledged
+         ^                              |
+         +------ connection reset ------+
+
+* *undelivered*: committed, and not yet written to the last byte. Not trained. An equal request gets the same bytes.
+* *sent*: the kernel took the last byte; trained, but a relay or a client that died may have swallowed it. An equal
+  request on another connection is a retry while every connection that carried the reply is closed: it gets the same
+  bytes. While one of them is open (a pool of one client, twin sub-agents, case row C3) it is a new turn.
+* *acknowledged*: the connection carried another request, a request continued the turn, a different request of the same
+  lineage was served after it, or the session was sealed. An equal request is a new turn.
+
+An explicit retry (``Idempotency-Key``, a retry counter above 0) is answered with the newest turn of that request,
+whatever its state. In-process callers name no connection: what they are handed is acknowledged at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import hashlib
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
-from drivetrain.messages import Reply
+from drivetrain.gateway.connections import Connection
+from drivetrain.gateway.refusal import Refusal
+from drivetrain.messages import Call, Reply
 from drivetrain.trace.graph import TraceGraph
 from drivetrain.trace.turn import Turn
 from drivetrain.trace.watermark import mint_reply_id
+
+_CANCEL_S = 5.0
+_MAX_KEYS = 10_000
+_RETRY_HEADER = "x-stainless-retry-count"
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -26,94 +46,228 @@ class Served(msgspec.Struct, frozen=True):
     turn: Turn | None
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """How a request came: on which connection (None in process), and what it says about being a retry."""
+
+    connection: Connection | None = None
+    key: str = ""
+    retries: int = 0
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the client itself says which requests are the same."""
+        return bool(self.key) or self.retries > 0
+
+
+def read_attempt(headers: Mapping[str, str], connection: Connection) -> Attempt:
+    """The retry marks of a request; a counter that is no number says nothing."""
+    count = headers.get(_RETRY_HEADER, "")
+    retries = int(count) if count.isascii() and count.isdigit() and len(count) < 10 else 0
+    return Attempt(connection, headers.get("Idempotency-Key", ""), retries)
+
+
+def request_digest(call: Call, body: bytes, key: str = "") -> bytes:
+    """What makes two requests the same: the body, who asks, and the idempotency key if there is one."""
+    origin = "".join(f"{name}={value}\n" for name, value in sorted(call.origin.items()))
+    return hashlib.sha256(f"{origin}\0{key}\0".encode() + body).digest()
+
+
 class Flight:
     """One generation and the requests that wait for it."""
 
     def __init__(self, task: asyncio.Task[Served], reply_id: str) -> None:
         self.task = task
         self.reply_id = reply_id
-        self.waiters = 0
+        self.committing = False
+        self._waiters = 0
 
-    async def wait(self) -> Served:
-        """Result of the generation. When the last waiter is cancelled, the generation is cancelled too."""
-        self.waiters += 1
-        try:
-            return await asyncio.shield(self.task)
-        finally:
-            self.waiters -= 1
-            if self.waiters == 0 and not self.task.done():
-                self.task.cancel()
+    def enter(self) -> None:
+        """One more request waits."""
+        self._waiters += 1
+
+    def leave(self) -> None:
+        """A request waits no more. After the last one the generation is cancelled, unless its turn is being written:
+        that turn stays, undelivered."""
+        self._waiters -= 1
+        if self._waiters == 0 and not self.committing and not self.task.done():
+            self.task.cancel()
+
+
+class _Reply:
+    """A committed turn whose reply is not known to have arrived; what connections tell about it."""
+
+    def __init__(self, delivery: Delivery, turn: Turn) -> None:
+        self._delivery = delivery
+        self.turn = turn
+        self.on_lost: Callable[[Turn], None] | None = None
+        self._carriers = 0
+        self._open = 0
+        self._resets = 0
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether a connection that carried it to the last byte is still open."""
+        return self._open > 0
+
+    def sent_on(self, connection: Connection) -> None:
+        self._carriers += 1
+        self._open += 1
+        connection.carry(self)
+
+    def used(self) -> None:
+        self._delivery._acknowledge(self)
+
+    def ended(self, *, reset: bool) -> None:
+        self._open -= 1
+        self._resets += reset
+        if self._resets == self._carriers:
+            self._delivery._lose(self)
 
 
 class Delivery:
-    """Calls of one session that are in flight or whose reply was not delivered.
+    """Calls of one session that are in flight or whose reply may not have arrived.
 
     Args:
-        graph: the session's turns; undelivered leaves of a recovered session can be replayed.
+        graph: the session's turns; in a recovered session no connection is open, so that a leaf can be replayed.
     """
 
     def __init__(self, graph: TraceGraph) -> None:
         self._graph = graph
         self._flights: dict[bytes, Flight] = {}
-        self._undelivered: dict[bytes, Turn] = {}
+        self._replies: dict[bytes, _Reply] = {}
+        self._newest: dict[bytes, Turn] = {}
+        self._keys: dict[bytes, bytes] = {}
         for turn in graph:
-            if not turn.delivered and not graph.children(turn.id):
-                self.committed(turn)
+            self.committed(turn)
+            parent = self._replies.get(graph[turn.parent].body_sha256) if turn.parent is not None else None
+            if parent is not None and parent.turn.id == turn.parent:
+                self._acknowledge(parent)
 
     @property
     def in_flight(self) -> int:
         """Number of generations running."""
         return len(self._flights)
 
-    def replay(self, body_sha256: bytes) -> Served | None:
-        """The reply of an equal request that was committed and not delivered, or None."""
-        turn = self._undelivered.get(body_sha256)
+    def claim(self, key: str, request: bytes) -> None:
+        """Bind an idempotency key to a request.
+
+        Raises:
+            Refusal: the key was used for another request.
+        """
+        name = hashlib.sha256(key.encode()).digest()
+        if self._keys.setdefault(name, request) != request:
+            raise Refusal(
+                "idempotency_key_reused",
+                "this Idempotency-Key was used for another request.",
+                fix="Use a new key for a new request.",
+                param="Idempotency-Key",
+            )
+        if len(self._keys) > _MAX_KEYS:
+            del self._keys[next(iter(self._keys))]
+
+    def replay(self, request: bytes, *, explicit: bool = False) -> Served | None:
+        """The reply that an equal request gets again, or None when this is a new one (see the module's text)."""
+        turn = self._newest.get(request) if explicit else None
+        reply = self._replies.get(request)
+        if turn is None and reply is not None:
+            if reply.turn.delivered and reply.may_be_read:
+                self._acknowledge(reply)
+            else:
+                turn = reply.turn
         return None if turn is None else Served(turn.reply, turn)
 
-    def join_or_start(
-        self, body_sha256: bytes, start: Callable[[str], Coroutine[Any, Any, Served]]
-    ) -> tuple[Flight, bool]:
-        """The flight of an equal request, or a new one; says whether it was joined. ``start`` gets the reply's id."""
-        flight = self._flights.get(body_sha256)
-        if flight is not None and not flight.task.cancelling():
-            return flight, True
-        reply_id = mint_reply_id(self._graph.session_tag)
-        flight = Flight(asyncio.get_running_loop().create_task(start(reply_id)), reply_id)
-        self._flights[body_sha256] = flight
-        flight.task.add_done_callback(lambda _: self._land(body_sha256, flight))
-        return flight, False
+    def join_or_start(self, request: bytes, start: Callable[[str], Coroutine[Any, Any, Served]]) -> tuple[Flight, bool]:
+        """The flight of an equal request, or a new one; says whether it was joined. ``start`` gets the reply's id.
+
+        The caller has entered the flight and must leave it.
+        """
+        flight = self._flights.get(request)
+        joined = flight is not None and not flight.task.cancelling()
+        if flight is None or not joined:
+            reply_id = mint_reply_id(self._graph.session_tag)
+            flight = Flight(asyncio.get_running_loop().create_task(start(reply_id)), reply_id)
+            self._newest.pop(request, None)  # superseded: a retry from here on is one of this call
+            self._flights[request] = flight
+            flight.task.add_done_callback(lambda _, mine=flight: self._land(request, mine))
+        flight.enter()
+        return flight, joined
+
+    def committing(self, request: bytes) -> None:
+        """The sample of a flight is complete and its turn is about to be written: it can no longer be cancelled."""
+        if request in self._flights:
+            self._flights[request].committing = True
 
     def committed(self, turn: Turn) -> None:
         """A turn is durable and its reply is about to be sent.
 
-        A sibling whose reply was there before this turn was asked for is given up: the harness went another way.
+        Replies that were there before this turn was asked for, in the same lineage, are given up: the harness went
+        another way.
         """
-        stale = [
-            body
-            for body, other in self._undelivered.items()
-            if other.parent == turn.parent and other.completed_at < turn.started_at
-        ]
-        for body in stale:
-            del self._undelivered[body]
-        self._undelivered[turn.body_sha256] = turn
+        for other in list(self._replies.values()):
+            if _lineage(other.turn) == _lineage(turn) and other.turn.completed_at < turn.started_at:
+                self._acknowledge(other)
+        self._replies[turn.body_sha256] = _Reply(self, turn)
+        self._newest[turn.body_sha256] = turn
 
-    def delivered(self, turn: Turn) -> bool:
-        """Note that a reply arrived; False when that was known."""
+    def sent(self, turn: Turn, connection: Connection | None, on_lost: Callable[[Turn], None]) -> bool:
+        """The last byte of a reply was written; False when the turn counted as delivered before.
+
+        ``on_lost`` is called when the connection turns out to have been reset with the reply unread.
+        """
         known, turn.delivered = turn.delivered, True
-        if self._undelivered.get(turn.body_sha256) is turn:
-            del self._undelivered[turn.body_sha256]
+        reply = self._replies.get(turn.body_sha256)
+        if reply is not None and reply.turn is turn:
+            reply.on_lost = on_lost
+            if connection is None:
+                self._acknowledge(reply)
+            else:
+                reply.sent_on(connection)
         return not known
+
+    def continued(self, turn: Turn) -> bool:
+        """A request continues a turn: its reply arrived. False when it counted as delivered before."""
+        known, turn.delivered = turn.delivered, True
+        reply = self._replies.get(turn.body_sha256)
+        if reply is not None and reply.turn is turn:
+            self._acknowledge(reply)
+        return not known
+
+    async def seal(self) -> int:
+        """Cancel every generation in flight and forget the rest; returns how many were in flight.
+
+        An engine that does not react to being cancelled is left behind after 5 s; what it still returns is dropped.
+        """
+        self._replies.clear()
+        self._newest.clear()
+        self._keys.clear()
+        return await self.cancel_all()
 
     async def cancel_all(self) -> int:
         """Cancel every generation in flight; returns how many there were."""
-        flights = [flight for flight in self._flights.values() if not flight.task.done()]
-        for flight in flights:
-            flight.task.cancel()
-        await asyncio.gather(*(flight.task for flight in flights), return_exceptions=True)
-        return len(flights)
+        tasks = {flight.task for flight in self._flights.values() if not flight.task.done()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_S)
+        return len(tasks)
 
-    def _land(self, body_sha256: bytes, flight: Flight) -> None:
-        if self._flights.get(body_sha256) is flight:
-            del self._flights[body_sha256]
+    def _acknowledge(self, reply: _Reply) -> None:
+        if self._replies.get(reply.turn.body_sha256) is reply:
+            del self._replies[reply.turn.body_sha256]
+
+    def _lose(self, reply: _Reply) -> None:
+        if self._replies.get(reply.turn.body_sha256) is reply and reply.turn.delivered:
+            reply.turn.delivered = False
+            if reply.on_lost is not None:
+                reply.on_lost(reply.turn)
+
+    def _land(self, request: bytes, flight: Flight) -> None:
+        if self._flights.get(request) is flight:
+            del self._flights[request]
         if not flight.task.cancelled():
             flight.task.exception()  # retrieved here so that an abandoned failure is not reported as never awaited
+
+
+def _lineage(turn: Turn) -> tuple[int | None, dict[str, str], int]:
+    """Where a turn hangs. Title calls and most sub-agents ask with other tools or headers than the main chain."""
+    return turn.parent, turn.origin, turn.n_tools

@@ -14,6 +14,7 @@ RefusalCode = Literal[
     "not_found",
     "invalid_request",
     "request_too_large",
+    "idempotency_key_reused",
     "rate_limited",
     "too_many_calls",
     "budget_exhausted",
@@ -21,9 +22,12 @@ RefusalCode = Literal[
     "context_length_exceeded",
     "tools_dropped",
     "engine_unavailable",
+    "engine_failed",
+    "engine_malformed",
     "engine_timeout",
     "engine_refused",
     "journal_unavailable",
+    "internal_error",
     "cancelled",
 ]
 
@@ -35,6 +39,7 @@ _STATUS: dict[RefusalCode, int] = {
     "not_found": 404,
     "invalid_request": 400,
     "request_too_large": 413,
+    "idempotency_key_reused": 422,
     "rate_limited": 429,
     "too_many_calls": 429,
     "budget_exhausted": 400,  # 429 and 5xx are asked again, by some harnesses for ever (harnesses.md section 6)
@@ -42,9 +47,12 @@ _STATUS: dict[RefusalCode, int] = {
     "context_length_exceeded": 400,
     "tools_dropped": 400,
     "engine_unavailable": 503,
+    "engine_failed": 500,
+    "engine_malformed": 503,  # of the statuses for a bad upstream the one that every harness was seen to retry
     "engine_timeout": 504,
     "engine_refused": 400,
     "journal_unavailable": 503,
+    "internal_error": 500,
     "cancelled": 503,
 }
 

@@ -13,12 +13,13 @@ from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.dialects.base import Dialect
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.refusal import Refusal
+from drivetrain.gateway.unexpected import report
 from drivetrain.messages import Call
 
 
 def error_response(refusal: Refusal, dialect: Dialect) -> web.Response:
     """A refusal in the caller's dialect."""
-    wait = 1.0 if refusal.retry_after_s is None and refusal.status == 503 else refusal.retry_after_s
+    wait = 1.0 if refusal.retry_after_s is None and refusal.status in (429, 503) else refusal.retry_after_s
     headers = {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
     if not refusal.retryable:
         headers["x-should-retry"] = "false"  # the OpenAI and Anthropic SDKs repeat a 409 otherwise
@@ -28,10 +29,16 @@ def error_response(refusal: Refusal, dialect: Dialect) -> web.Response:
 
 
 async def respond_json(request: web.Request, dialect: Dialect, call: Call, served: Served) -> web.StreamResponse:
-    """One JSON body; returns after its last byte was handed to the connection."""
+    """One JSON body; returns after its last byte was handed to the kernel.
+
+    Raises:
+        ConnectionError: the client is gone.
+    """
     response = web.Response(body=dialect.encode(served.reply, call), content_type="application/json")
+    _flush_at_once(request)
     await response.prepare(request)
     await response.write_eof()
+    _still_open(request)
     return response
 
 
@@ -40,10 +47,12 @@ async def respond_stream(
 ) -> tuple[web.StreamResponse, Served | None]:
     """Events of a reply; the terminal event is last. The second value is None when an error event was sent.
 
-    The stream is left open for the caller to end: a harness that hangs up after the terminal event has everything.
+    All events and the end of the body go out in one write: a client that read the terminal event and hangs up has
+    nothing unread, so that its connection is closed and not reset.
 
     Raises:
         Refusal: the call failed inside the grace, so that the status can still say so.
+        ConnectionError: the client is gone.
     """
     task = asyncio.ensure_future(ticket.served())
     response = web.StreamResponse(
@@ -51,28 +60,45 @@ async def respond_stream(
     )
     try:
         done, _ = await asyncio.wait({task}, timeout=patience.grace_s)
-        opened = not done
-        if opened:
-            await response.prepare(request)
-            await _write(response, dialect.opening(ticket.reply_id, call))
-            while not done:
-                await response.write(dialect.keep_alive(patience.form, ticket.reply_id, call))
-                done, _ = await asyncio.wait({task}, timeout=patience.every_s)
-            try:
-                served = task.result()
-            except Refusal as refusal:
-                return await _write(response, dialect.error_events(refusal, call)), None
-        else:
+        if done:
             served = task.result()
+            events = dialect.events(served.reply, call, opened=False)
             await response.prepare(request)
-        return await _write(response, dialect.events(served.reply, call, opened=opened)), served
+            return await _finish(request, response, events), served
+        await response.prepare(request)
+        await response.write(b"".join(dialect.opening(ticket.reply_id, call)))
+        while not done:
+            await response.write(dialect.keep_alive(patience.form, ticket.reply_id, call))
+            done, _ = await asyncio.wait({task}, timeout=patience.every_s)
+        try:
+            served = task.result()
+            events = dialect.events(served.reply, call, opened=True)
+        except Refusal as refusal:
+            return await _finish(request, response, dialect.error_events(refusal, ticket.reply_id, call)), None
+        except Exception as error:
+            refusal = report(error, f"{request.method} {request.path}")
+            return await _finish(request, response, dialect.error_events(refusal, ticket.reply_id, call)), None
+        return await _finish(request, response, events), served
     finally:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
 
 
-async def _write(response: web.StreamResponse, events: Sequence[bytes]) -> web.StreamResponse:
-    for event in events:
-        await response.write(event)
+async def _finish(request: web.Request, response: web.StreamResponse, events: Sequence[bytes]) -> web.StreamResponse:
+    _flush_at_once(request)
+    await response.write_eof(b"".join(events))
+    _still_open(request)
     return response
+
+
+def _flush_at_once(request: web.Request) -> None:
+    """From here on a write returns when the kernel has all of it, not when it is queued in this process."""
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(high=0)
+
+
+def _still_open(request: web.Request) -> None:
+    """asyncio reports a failed write by closing the transport, not to the writer."""
+    if request.transport is None or request.transport.is_closing():
+        raise ConnectionResetError("the client is gone")

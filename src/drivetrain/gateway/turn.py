@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
-from drivetrain.engines.protocol import Completion, ContextOverflow, Engine, EngineError, Sampling, honoured_knobs
+from drivetrain.engines.protocol import Completion, Engine, EngineError, Sampling, honoured_knobs
 from drivetrain.gateway.budgets import BudgetStop, Reservation
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.fence import Fence, Passage
 from drivetrain.gateway.limits import call_clock
-from drivetrain.gateway.prompting import Prompt, link_of, prompt_of
+from drivetrain.gateway.prompting import Prompt, prompt_of
 from drivetrain.gateway.recording import Identity, Times, record_turn
-from drivetrain.gateway.refusal import Refusal, RefusalCode
+from drivetrain.gateway.redact import guarded_logger
+from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sampling import effective_sampling, refuse_untrainable, wanted_tokens
 from drivetrain.gateway.sessions import Session
+from drivetrain.gateway.unexpected import report
+from drivetrain.gateway.upstream import overflow, refusal_of, sound
 from drivetrain.gateway.volatile import strip_volatile
 from drivetrain.journal.writer import Journal, JournalError
 from drivetrain.messages import Call, Reply, Usage
 from drivetrain.tokens.codec import TokenCodec
+from drivetrain.trace.forks import link_of
+from drivetrain.trace.sharing import share_prompt
 from drivetrain.trace.turn import Turn
+
+_log = guarded_logger("drivetrain.gateway")
 
 
 class TurnRunner:
@@ -57,11 +66,15 @@ class TurnRunner:
         except BudgetStop as stop:
             return await self._stop(session, stop, reply_id)
         except Refusal as refusal:
-            await self._note(session, "refused", code=refusal.code, reason=str(refusal))
+            await self._note_refusal(session, refusal)
             raise
         except asyncio.CancelledError:
             await self._note(session, "abandoned", body=body_sha256.hex()[:16])
             raise
+        except Exception as error:
+            refusal = report(error, f"a call of session {session.id}")
+            await self._note_refusal(session, refusal)
+            raise refusal from error
 
     def count(self, session: Session, call: Call) -> int:
         """Prompt tokens this call would have, exactly.
@@ -82,9 +95,11 @@ class TurnRunner:
         reservation: Reservation,
     ) -> Served:
         prompt = prompt_of(session.graph, self._codec, call, reasoning=session.policy.reasoning)
+        if prompt.match.parent is not None:
+            await self._note_progress(session, prompt.match.parent)
         room = self._engine.context_length - len(prompt.ids)
         if room <= 0:
-            raise _overflow(len(prompt.ids), self._engine.context_length)
+            raise overflow(len(prompt.ids), self._engine.context_length)
         wanted = min(room, wanted_tokens(call.requested, session.policy))
         max_tokens = await reservation.claim(len(prompt.ids), wanted)
         turn_id = session.graph.reserve_id()
@@ -105,6 +120,9 @@ class TurnRunner:
         )
         await self._commit(session, call, prompt, turn)
         reservation.settle(len(turn.sampled_ids))
+        missing = [note for note in turn.notes if note.startswith("logprob_")]
+        if missing:
+            await self._note(session, "evidence_missing", turn=turn.id, findings=missing)
         return Served(turn.reply, turn)
 
     async def _generate(
@@ -112,30 +130,36 @@ class TurnRunner:
     ) -> tuple[Completion, Passage]:
         try:
             async with (
-                session.budget.in_time(),
                 self._fence.passing() as passage,
-                call_clock(session.policy.call_timeout_s),
+                session.budget.in_time(self._fence.timeout),
+                call_clock(session.policy.call_timeout_s, self._fence.timeout),
             ):
                 completion = await self._engine.generate(
                     prompt.ids.tolist(), sampling, request_id=request_id, session_id=session.id
                 )
-        except ContextOverflow as error:
-            raise _overflow(error.prompt_tokens, error.context_length) from error
         except EngineError as error:
-            code: RefusalCode = "engine_unavailable" if error.retryable else "engine_refused"
-            raise Refusal(code, f"the engine failed: {error.what}", fix=error.fix) from error
-        if completion.finish_reason == "abort":
-            raise Refusal("engine_unavailable", "the engine aborted the generation.")
-        if len(completion.token_ids) == 0:
-            raise Refusal("engine_unavailable", "the engine returned no token.")
-        return completion, passage
+            raise refusal_of(error) from error
+        return sound(completion), passage
+
+    async def _note_progress(self, session: Session, turn: Turn) -> None:
+        """A request that continues a turn proves that the turn's reply arrived."""
+        if session.delivery.continued(turn):
+            await self._journal.mark_delivered(session.id, turn.id)
 
     async def _commit(self, session: Session, call: Call, prompt: Prompt, turn: Turn) -> None:
+        """Make the turn durable and part of the graph: both or neither, also when the call is cancelled meanwhile."""
+        session.delivery.committing(turn.body_sha256)
+        await _unbroken(self._join(session, call, prompt, turn))
+
+    async def _join(self, session: Session, call: Call, prompt: Prompt, turn: Turn) -> None:
         """Link, write, join, in one step per session: what a turn is called depends on those committed before it."""
         async with session.committing:
             if session.state != "open":
                 raise Refusal("session_sealed", "the session was sealed while this call was running.")
-            turn.link, turn.fork_reason, turn.fork_detail = link_of(session.graph, prompt, call.messages, call.tools)
+            turn.link, turn.fork_reason, turn.fork_detail = link_of(
+                session.graph, prompt.match, call.messages, call.tools, rerendered=prompt.rerendered
+            )
+            share_prompt(session.graph, turn)
             turn.committed_at = time.time()
             try:
                 await self._journal.add_turn(session.id, turn)
@@ -167,17 +191,26 @@ class TurnRunner:
         )
         return Served(reply, None)
 
+    async def _note_refusal(self, session: Session, refusal: Refusal) -> None:
+        """Defects of the engine and of our own are counted apart, by their code."""
+        if refusal.code in ("engine_malformed", "internal_error"):
+            session.count(refusal.code)
+        await self._note(session, "refused", code=refusal.code, reason=str(refusal))
+
     async def _note(self, session: Session, kind: str, **detail: object) -> None:
         session.count(kind)
-        await self._journal.add_event(session.id, kind, **detail)
+        try:
+            await self._journal.add_event(session.id, kind, **detail)
+        except JournalError as error:
+            _log.warning("session %s: event %s is not in the journal: %s", session.id, kind, error)
 
 
-def _overflow(prompt_tokens: int, context_length: int) -> Refusal:
-    return Refusal(
-        "context_length_exceeded",
-        f"This model's maximum context length is {context_length} tokens. However, your messages resulted in "
-        f"{prompt_tokens} tokens.",
-        fix="Please reduce the length of the messages.",
-        param="messages",
-        tokens=(prompt_tokens, context_length),
-    )
+async def _unbroken(step: Coroutine[Any, Any, None]) -> None:
+    """Run a step to its end, whoever cancels. A cancellation is dropped: what was asked for has happened already."""
+    task = asyncio.ensure_future(step)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue
+    task.result()
