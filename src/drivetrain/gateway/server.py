@@ -1,9 +1,7 @@
-"""Bind the surfaces: loopback TCP and a Unix socket for harnesses, loopback TCP for the admin."""
+"""Bind the surfaces: TCP and a Unix socket for harnesses, another TCP port for the admin."""
 
 from __future__ import annotations
 
-import errno
-import ipaddress
 from pathlib import Path
 
 from aiohttp import web
@@ -11,34 +9,46 @@ from aiohttp import web
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.admin import admin_app
 from drivetrain.gateway.app import CONNECTIONS, harness_app
+from drivetrain.gateway.bind import Tls, bind, check_address
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.keys import AdminKeys
 from drivetrain.gateway.patience import Patience
+from drivetrain.gateway.redact import guarded_logger
+
+_log = guarded_logger("drivetrain.gateway.http")
 
 
 class GatewayServer:
     """Serves a gateway until it is closed.
 
     Nothing is bound until a ``listen`` method is called. The admin surface is a separate application on a separate
-    address, so that a sandbox that reaches the harness surface never reaches it (case row D13).
+    address, so that a sandbox that reaches the harness surface never reaches it (case row D13). Addresses other
+    machines reach are served under TLS only; ``allow_public`` overrides that, for a proxy that speaks TLS in front.
     """
 
     def __init__(self, gateway: Gateway, *, patience: Patience | None = None) -> None:
         self.gateway = gateway
         self._harness = web.AppRunner(
-            harness_app(gateway, patience=patience), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+            harness_app(gateway, patience=patience),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=1.0,
+            logger=_log,
         )
         self._admin: web.AppRunner | None = None
         self._started = False
 
-    async def listen_tcp(self, port: int, host: str = "127.0.0.1") -> int:
-        """Serve harnesses on a loopback address; port 0 picks a free one. Returns the port.
+    async def listen_tcp(
+        self, port: int, host: str = "127.0.0.1", *, tls: Tls | None = None, allow_public: bool = False
+    ) -> int:
+        """Serve harnesses; port 0 picks a free one. Returns the port.
 
         Raises:
-            ConfigError: the address is public, or the port is in use.
+            ConfigError: see :func:`~drivetrain.gateway.bind.check_address` and :func:`~drivetrain.gateway.bind.bind`.
         """
+        check_address(host, tls=tls, allow_public=allow_public)
         await self._setup()
-        return await _bind(self._harness, host, port)
+        return await bind(self._harness, host, port, tls)
 
     async def listen_unix(self, path: Path) -> None:
         """Serve harnesses on a Unix socket that sandboxes mount.
@@ -56,18 +66,35 @@ class GatewayServer:
         await web.UnixSite(self._harness, path).start()
         path.chmod(0o666)
 
-    async def listen_admin(self, port: int, admin_key: str, host: str = "127.0.0.1") -> int:
-        """Serve the admin surface under its own key. Returns the port.
+    async def listen_admin(
+        self,
+        port: int,
+        admin_key: str,
+        host: str = "127.0.0.1",
+        *,
+        trainer_key: str = "",
+        tls: Tls | None = None,
+        allow_public: bool = False,
+    ) -> int:
+        """Serve the admin surface under its own keys. Returns the port.
 
         Raises:
-            ConfigError: the address is public, the port is in use, or the key is shorter than 16 characters.
+            ConfigError: it is served already, or see :class:`~drivetrain.gateway.keys.AdminKeys`,
+                :func:`~drivetrain.gateway.bind.check_address` and :func:`~drivetrain.gateway.bind.bind`.
         """
-        keys = AdminKeys(admin_key)
-        self._admin = web.AppRunner(
-            admin_app(self.gateway, keys), access_log=None, shutdown_timeout=1.0
-        )
-        await self._admin.setup()
-        return await _bind(self._admin, host, port)
+        if self._admin is not None:
+            raise ConfigError("the admin surface is served already.", fix="Call listen_admin once.")
+        keys = AdminKeys(admin_key, trainer_key)
+        check_address(host, tls=tls, allow_public=allow_public, keys=keys)
+        admin = web.AppRunner(admin_app(self.gateway, keys), access_log=None, shutdown_timeout=1.0, logger=_log)
+        await admin.setup()
+        try:
+            bound = await bind(admin, host, port, tls)
+        except BaseException:
+            await admin.cleanup()
+            raise
+        self._admin = admin
+        return bound
 
     async def aclose(self) -> None:
         """Stop listening, cancel running calls, close the journal; idempotent."""
@@ -85,25 +112,3 @@ class GatewayServer:
             assert self._harness.server is not None
             self._harness.app[CONNECTIONS].watch(self._harness.server)
             self._started = True
-
-
-async def _bind(runner: web.AppRunner, host: str, port: int) -> int:
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise ConfigError(
-            f"refusing to listen on {host}: only loopback addresses are served without TLS.",
-            fix="Use 127.0.0.1 and a tunnel or a TLS proxy of your own.",
-        )
-    site = web.TCPSite(runner, host, port)
-    try:
-        await site.start()
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}.") from error
-        raise ConfigError(
-            f"port {port} on {host} is in use.", fix="Choose another port, or 0 for any free one."
-        ) from error
-    return int(runner.addresses[-1][1])
