@@ -238,7 +238,7 @@ def ephemeral(history: Messages) -> Messages:
     ("rewrite", "link", "reason", "rows"),
     [
         (clock, "new_root", "system_changed", 12),
-        (ephemeral, "new_root", "message_removed", 12),
+        (ephemeral, "fork", "message_removed", 12),
         (blank_old_results, "fork", "message_changed", 9),
     ],
 )

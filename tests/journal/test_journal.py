@@ -149,3 +149,25 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another process"):
         Journal(first.path)
     first.close()
+
+
+async def test_a_journal_of_the_first_version_is_continued(tmp_path: Path) -> None:
+    """Turns without a base read as before; from then on the file is of the present version."""
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    await open_session(journal)
+    await journal.add_turn("s-1", make_turn(0))
+    journal.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE meta SET value = '1'")
+    assert len(JournalReader(path).graph("s-1", "0" * 8)) == 1
+    journal = Journal(path)
+    fork = make_turn(1)
+    fork.base, fork.keep, fork.keep_messages = 0, 2, 1
+    await journal.add_turn("s-1", fork)
+    journal.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT value FROM meta").fetchall() == [("2",)]
+    graph = JournalReader(path).graph("s-1", "0" * 8)
+    assert same(graph[1], fork)
+    assert graph.prompt_ids(graph[1]).tolist() == [1, 2, 1, 2, 70_000]

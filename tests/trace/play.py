@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain.messages import Message, Reply, RequestedSampling, ToolCall, ToolSpec, Usage
+from drivetrain.trace.forks import link_of
 from drivetrain.trace.graph import TraceGraph, prompt_digest, reply_message
 from drivetrain.trace.keys import extend, message_key
+from drivetrain.trace.sharing import share_prompt
 from drivetrain.trace.turn import Turn, pack_ids, pack_logprobs
 from drivetrain.trace.watermark import mint_call_id
 
@@ -76,7 +78,7 @@ class Play:
         sampled = [*(text + "".join(f"{c.name}{c.arguments}" for c in made)).encode(), END]
         reply = Reply("r", "m", 0, text, "", made, "tool_calls" if made else "stop", Usage(0, len(sampled)))
         spoken = message_key(Message("assistant", text, "", made))
-        reason, detail = graph.explain(match, messages, tools)
+        link, reason, detail = link_of(graph, match, messages, tools)
         kept = [key for key, _ in graph.stored_messages(match.parent)] if parent and match.parent else []
         values: dict[str, Any] = {
             "logprobs": pack_logprobs([-0.5] * len(sampled)),
@@ -90,7 +92,7 @@ class Play:
         turn = Turn(
             id=turn_id,
             parent=above.id if above else None,
-            link=("linear" if not reason else "fork") if above else ("new_root" if len(graph) else "root"),
+            link=link,
             fork_reason=reason,
             fork_detail=detail,
             delta_ids=pack_ids(delta),
@@ -114,6 +116,7 @@ class Play:
             completed_at=end,
             **values,
         )
+        share_prompt(graph, turn)
         graph.add(turn)
         return turn
 

@@ -148,7 +148,7 @@ def test_atif_golden() -> None:
                 "message": "answer 1",
                 "model_name": "m",
                 "llm_call_count": 1,
-                "extra": {"turn": 1, "link": "root", "label": "agent", "finish_reason": "stop"},
+                "extra": {"turn": 1, "link": "linear", "label": "agent", "finish_reason": "stop"},
                 "metrics": metrics(graph, 1),
             },
         ],

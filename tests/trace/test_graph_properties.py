@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.messages import Message, Reply, RequestedSampling, ToolSpec, Usage
+from drivetrain.trace.forks import link_of
 from drivetrain.trace.graph import TraceGraph, prompt_digest
 from drivetrain.trace.keys import extend, message_key
 from drivetrain.trace.labels import infer_labels
 from drivetrain.trace.row_check import check_row
 from drivetrain.trace.sample import rows_of, untrained_reason
+from drivetrain.trace.sharing import share_prompt
 from drivetrain.trace.turn import Label, Turn, pack_ids, pack_logprobs
 from drivetrain.trace.validate import check_graph, check_rows
 
@@ -40,11 +42,11 @@ class Harness:
         reply = Reply("r", "m", 0, f"answer {turn_id}", "", (), "stop", Usage(len(prompt), 3))
         spoken = message_key(Message("assistant", reply.content))
         sampled = _ids("sampled", turn_id, 1 + turn_id % 4)
-        reason, detail = graph.explain(match, history, tools)
+        link, reason, detail = link_of(graph, match, history, tools)
         turn = Turn(
             id=turn_id,
             parent=match.parent.id if match.parent else None,
-            link="root",
+            link=link,
             fork_reason=reason,
             fork_detail=detail,
             delta_ids=pack_ids(delta),
@@ -72,6 +74,7 @@ class Harness:
             completed_at=0,
             delivered=delivered,
         )
+        share_prompt(graph, turn)
         graph.add(turn)
         self.sent[turn_id] = prompt
         self.foreign[turn_id] = any(message.role == "assistant" for message in match.tail)

@@ -186,7 +186,7 @@ def test_compaction(style: str) -> None:
 def test_second_compaction_continues_the_first() -> None:
     play = Play()
     _, _, after = compact(play, "claude")
-    history = [*after.messages, *results(after, "a long output " * 20)]
+    history = [*play.graph.request(after), *results(after, "a long output " * 20)]
     more = "Then the fault was repaired and a test was added for it."
     summary = play.ask([*history, user("Summarise again.")], more)
     last = play.ask([OPENING[0], user(f"Earlier work: {more}")], "Done.")

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 
 from drivetrain.gateway.refusal import Refusal
-from drivetrain.messages import Call, Message, ToolSpec
+from drivetrain.messages import Call, Message
 from drivetrain.tokens.check import ReasoningPolicy
 from drivetrain.tokens.codec import TokenCodec, ToolsDropped
 from drivetrain.tokens.template import TemplateRefused
-from drivetrain.trace.graph import Match, TraceGraph
+from drivetrain.trace.forks import canonical_keys
+from drivetrain.trace.graph import Match, TraceGraph, reply_message
 from drivetrain.trace.keys import Key
-from drivetrain.trace.turn import ForkReason, Ids, Link, Turn, pack_ids
+from drivetrain.trace.turn import Ids, Turn, pack_ids
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Ids for the engine and how they hang in the graph."""
+    """Ids for the engine and how they hang in the graph.
+
+    ``tail`` and ``tail_keys`` are the messages behind the parent's reply; without a parent, the whole request, where
+    what was recognised as ours stands as it was served. ``rerendered``: ``match`` has a parent, but the template allows
+    no continuation of it.
+    """
 
     ids: Ids
     delta: Ids
@@ -55,19 +59,7 @@ def prompt_of(graph: TraceGraph, codec: TokenCodec, call: Call, *, reasoning: Re
         raise Refusal("tools_dropped", error.what, fix=error.fix, param="tools") from error
     except TemplateRefused as error:
         raise Refusal("invalid_request", error.what, fix=error.fix, param="messages") from error
-    keys = match.tail_keys
-    if match.parent is not None:
-        keys = (*(key for key, _ in graph.stored_messages(match.parent)), *keys)
-    return Prompt(ids, ids, None, match, call.messages, keys, match.parent is not None)
-
-
-def link_of(
-    graph: TraceGraph, prompt: Prompt, messages: Sequence[Message], tools: Sequence[ToolSpec]
-) -> tuple[Link, ForkReason, str]:
-    """How a turn joins the graph as it is now, and why it does not simply extend a chain."""
-    if prompt.rerendered:
-        return "new_root", "template_not_append_only", "the template rewrites earlier messages for this shape"
-    reason, detail = graph.explain(prompt.match, messages, tools)
-    if prompt.parent is None:
-        return ("new_root" if len(graph) else "root"), reason, detail
-    return ("fork" if reason else "linear"), reason, detail
+    if match.parent is None:
+        return Prompt(ids, ids, None, match, call.messages, match.tail_keys, False)
+    messages = (*graph.request(match.parent), reply_message(match.parent), *match.tail)
+    return Prompt(ids, ids, None, match, messages, tuple(canonical_keys(graph, match)), True)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from drivetrain.errors import ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: each prompt is its parent's ids and a delta. 2: turns may name a base (``Turn.base``), which a reader of 1 would
+overlook."""
+_READABLE = frozenset({"1", "2"})
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -43,7 +46,7 @@ CREATE INDEX events_by_session ON events (session_id, id);
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of an empty file, or check the version of an existing one.
+    """Create the tables of an empty file, or check the version of an existing one and bring it up to date.
 
     Raises:
         ConfigError: the file is no journal, is damaged, or is of another version.
@@ -63,6 +66,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.commit()
         return
     check_version(connection, path)
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
@@ -75,9 +79,9 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         row = connection.execute("SELECT value FROM meta WHERE key='schema_version'").fetchone()
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"{path} is no drivetrain journal: {error}.", fix="Name another file.") from error
-    if row is None or row[0] != str(SCHEMA_VERSION):
+    if row is None or row[0] not in _READABLE:
         found = row[0] if row else "none"
         raise ConfigError(
-            f"{path} has journal version {found}; this drivetrain reads version {SCHEMA_VERSION}.",
+            f"{path} has journal version {found}; this drivetrain reads up to version {SCHEMA_VERSION}.",
             fix="Use the drivetrain that wrote it.",
         )

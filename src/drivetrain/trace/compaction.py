@@ -76,16 +76,16 @@ def _may_summarise(graph: TraceGraph, turn: Turn, new: Conversation, *, apart: b
         return False
     if apart:
         return True
-    asked = bool(turn.messages) and turn.messages[-1].role == "user"
+    asked = graph.request(turn)[-1].role == "user"
     return asked and turn.parent is not None and not graph.children(turn.id) and new.root.prompt_len < turn.prompt_len
 
 
 def _carries(graph: TraceGraph, turn: Turn, source: Conversation, new: Conversation, *, apart: bool) -> bool:
     """Whether the summary, or a tagged block of it, opens the new conversation and is new there."""
-    opening = [plain(m.content) for m in new.root.messages[:_OPENING] if _counts(m, apart)]
+    opening = [plain(m.content) for m in new.opening[:_OPENING] if _counts(m, apart)]
     if not opening:
         return False
-    known = [plain(m.content) for m in (*request_of(graph, turn), *source.root.messages)]
+    known = [plain(m.content) for m in (*request_of(graph, turn), *source.opening)]
     texts = [turn.reply.content, *(match[2] for match in _BLOCK.finditer(turn.reply.content))]
     return any(quoted_in(text, *opening) and not quoted_in(text, *known) for text in map(plain, texts))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
 from drivetrain.messages import Message
-from drivetrain.trace.graph import TraceGraph, reply_message
+from drivetrain.trace.graph import TraceGraph
 from drivetrain.trace.turn import Turn
 
 MIN_QUOTE = 8
@@ -17,14 +18,16 @@ MIN_QUOTE = 8
 
 
 class Conversation(msgspec.Struct, kw_only=True, frozen=True):
-    """A root and every turn below it, in commit order.
+    """A turn without a parent and every turn below it, in commit order.
 
-    ``system`` joins the system texts and ``users`` are the user texts of the root's request before its first
-    assistant or tool message. ``history`` is whether that request re-sends earlier turns.
+    ``opening`` is the root's whole request. ``system`` joins its system texts and ``users`` are its user texts before
+    the first assistant or tool message. ``history`` is whether it re-sends earlier turns. That a root shares a stored
+    beginning with another conversation (``Turn.base``) says nothing about what it is for.
     """
 
     root: Turn
     turns: tuple[Turn, ...]
+    opening: tuple[Message, ...]
     system: str
     users: tuple[str, ...]
     tools: frozenset[str]
@@ -48,32 +51,27 @@ def conversations_of(graph: TraceGraph) -> list[Conversation]:
         root = turn.id if turn.parent is None else root_of[turn.parent]
         root_of[turn.id] = root
         turns.setdefault(root, []).append(turn)
-    found = [_conversation(graph[root], members) for root, members in turns.items()]
+    found = [_conversation(graph, graph[root], members) for root, members in turns.items()]
     return sorted(found, key=lambda conversation: (conversation.root.started_at, conversation.root.id))
 
 
-def _conversation(root: Turn, turns: Sequence[Turn]) -> Conversation:
-    opening: list[Message] = []
-    for message in root.messages:
-        if message.role in ("assistant", "tool"):
-            break
-        opening.append(message)
+def _conversation(graph: TraceGraph, root: Turn, turns: Sequence[Turn]) -> Conversation:
+    request = graph.request(root)
+    asked = list(takewhile(lambda message: message.role not in ("assistant", "tool"), request))
     return Conversation(
         root=root,
         turns=tuple(turns),
-        system="\n".join(m.content for m in opening if m.role in ("system", "developer")),
-        users=tuple(plain(m.content) for m in opening if m.role == "user"),
-        tools=frozenset(tool.name for tool in root.tools or ()),
-        history=len(opening) < len(root.messages),
+        opening=tuple(request),
+        system="\n".join(m.content for m in asked if m.role in ("system", "developer")),
+        users=tuple(plain(m.content) for m in asked if m.role == "user"),
+        tools=frozenset(tool.name for tool in graph.tools_of(root)),
+        history=len(asked) < len(request),
     )
 
 
 def request_of(graph: TraceGraph, turn: Turn) -> list[Message]:
     """All messages of a turn's request; assistant messages of ours as they were served."""
-    messages: list[Message] = []
-    for node in graph.path(turn):
-        messages += [*node.messages, reply_message(node)]
-    return messages[:-1]
+    return graph.request(turn)
 
 
 def plain(text: str) -> str:

@@ -1,24 +1,29 @@
 """The append-only turn graph of one session: match a request, rebuild a prompt, walk the chains.
 
 Decide by tokens, report why (design invariant 2): a request continues a stored turn when its messages begin with that
-turn's messages and its reply; the prompt is then the stored ids plus a delta. Everything else forks with a reason.
+turn's messages and its reply; the prompt is then the stored ids plus a delta. Everything else forks with a reason
+(:mod:`drivetrain.trace.forks`) and stores only what no turn holds yet (:mod:`drivetrain.trace.sharing`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from drivetrain.messages import Message, ToolSpec
 from drivetrain.trace.keys import Key, extend, message_key, tools_key
-from drivetrain.trace.turn import ForkReason, Ids, Turn
+from drivetrain.trace.turn import Ids, Turn
 from drivetrain.trace.watermark import read_call_id
 
 _MAX_PARTS = 8
 """Assistant messages in a row that are tried as one reply."""
+_MAX_ALIKE = 4
+"""Turns that are looked at for one beginning: the work per call does not grow with the session."""
+_T = TypeVar("_T")
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -36,6 +41,19 @@ class Match(msgspec.Struct, frozen=True):
     soft: int
 
 
+class _Place(msgspec.Struct, frozen=True):
+    """Where a turn's own ids and messages stand in its prompt and its request, and how long those are.
+
+    ``digests[i]`` is the digest of the request's first ``first_message + i`` messages.
+    """
+
+    first_id: int
+    prompt_len: int
+    first_message: int
+    n_messages: int
+    digests: tuple[Key, ...]
+
+
 class TraceGraph:
     """Turns of one session.
 
@@ -49,6 +67,9 @@ class TraceGraph:
         self._children: dict[int, list[int]] = {}
         self._by_reply: dict[Key, list[int]] = {}
         self._by_reply_id: dict[str, int] = {}
+        self._by_prompt: dict[Key, list[int]] = {}
+        self._by_beginning: dict[Key, list[int]] = {}
+        self._places: dict[int, _Place] = {}
         self._next_id = 0
 
     def __len__(self) -> int:
@@ -73,18 +94,55 @@ class TraceGraph:
         """Append a committed turn.
 
         Raises:
-            ValueError: the id is taken or the parent is unknown.
+            ValueError: the id is taken, the parent or the base is unknown, or more is kept than the base has.
         """
         if turn.id in self._turns:
             raise ValueError(f"turn {turn.id} exists already")
+        for role, other in (("parent", turn.parent), ("base", turn.base)):
+            if other is not None and other not in self._turns:
+                raise ValueError(f"turn {turn.id} names an unknown {role} {other}")
+        place = self._place(turn)
         if turn.parent is not None:
-            if turn.parent not in self._turns:
-                raise ValueError(f"turn {turn.id} names an unknown parent {turn.parent}")
             self._children.setdefault(turn.parent, []).append(turn.id)
         self._turns[turn.id] = turn
+        self._places[turn.id] = place
+        for digest in place.digests:
+            owners = self._by_beginning.setdefault(digest, [])
+            owners.append(turn.id)
+            del owners[:-_MAX_ALIKE]
+        self._by_prompt.setdefault(turn.prompt_chain, []).append(turn.id)
         self._by_reply.setdefault(turn.reply_chain, []).append(turn.id)
         self._by_reply_id[turn.reply.id] = turn.id
         self._next_id = max(self._next_id, turn.id + 1)
+
+    def _place(self, turn: Turn) -> _Place:
+        if turn.base is not None:
+            base = self._places[turn.base]
+            first_id, first_message = turn.keep, turn.keep_messages
+            if not (0 <= first_id <= base.prompt_len and 0 <= first_message <= base.n_messages):
+                raise ValueError(f"turn {turn.id} keeps more than the prompt of turn {turn.base} has")
+            chain = self._digest(self._turns[turn.base], first_message)
+        elif turn.parent is not None:
+            first_id, first_message = self.length_through(self._turns[turn.parent])
+            chain = self._turns[turn.parent].reply_chain
+        else:
+            first_id = first_message = 0
+            chain = tools_key(turn.tools or ())
+        if first_id < self.start(turn):
+            raise ValueError(f"turn {turn.id} keeps less than its parent, turn {turn.parent}, holds")
+        digests = [chain]
+        for key in turn.tail_keys:
+            digests.append(extend(digests[-1], key))
+        prompt_len, n_messages = first_id + len(turn.delta_ids), first_message + len(turn.tail_keys)
+        return _Place(first_id, prompt_len, first_message, n_messages, tuple(digests))
+
+    def _digest(self, turn: Turn, count: int) -> Key:
+        """Digest of the first ``count`` messages of a stored turn's request."""
+        for node in self._sources(turn):
+            place = self._places[node.id]
+            if count >= place.first_message:
+                return place.digests[count - place.first_message]
+        raise AssertionError("the first turn of a chain begins with message 0")
 
     def by_reply_id(self, reply_id: str) -> Turn | None:
         """The turn whose reply had this id, or None."""
@@ -104,29 +162,109 @@ class TraceGraph:
             found.append(self._turns[found[-1].parent])
         return found[::-1]
 
+    def _sources(self, turn: Turn) -> Iterator[Turn]:
+        """The turn, the one its stored ids follow on (its base, else its parent), and so on."""
+        node: Turn | None = turn
+        while node is not None:
+            yield node
+            before = node.parent if node.base is None else node.base
+            node = None if before is None else self._turns[before]
+
     def prompt_ids(self, turn: Turn) -> Ids:
-        """The prompt of a turn rebuilt from stored ids: deltas and sampled ids of its path."""
-        return np.concatenate(self._stored_ids(turn)[:-1])
+        """The prompt of a turn, rebuilt from stored ids."""
+        return self._ids(turn, self._places[turn.id].prompt_len)
 
     def ids_through(self, turn: Turn) -> Ids:
         """Prompt and sampled ids of a turn: what its continuation starts with, verbatim."""
-        return np.concatenate(self._stored_ids(turn))
+        return self._ids(turn, self.length_through(turn)[0])
 
-    def _stored_ids(self, turn: Turn) -> list[Ids]:
-        """Delta and sampled ids of each turn on the path, in order; the last are those ``turn`` sampled."""
-        return [ids for node in self.path(turn) for ids in (node.delta_ids, node.sampled_ids)]
+    def delta_ids(self, turn: Turn) -> Ids:
+        """The ids between the parent's sampled ids and this turn's; the whole prompt where there is no parent."""
+        return turn.delta_ids if turn.base is None else self.prompt_ids(turn)[self.start(turn) :]
+
+    def start(self, turn: Turn) -> int:
+        """How many ids of a turn's prompt are its parent's prompt and sampled ids; 0 where there is no parent."""
+        return 0 if turn.parent is None else self.length_through(self._turns[turn.parent])[0]
+
+    def prompt_length(self, turn: Turn) -> int:
+        """Number of ids of the rebuilt prompt."""
+        return self._places[turn.id].prompt_len
+
+    def length_through(self, turn: Turn) -> tuple[int, int]:
+        """Number of ids of a turn's prompt and sampled ids, and of messages of its request and reply."""
+        place = self._places[turn.id]
+        return place.prompt_len + len(turn.sampled_ids), place.n_messages + 1
+
+    def _ids(self, turn: Turn, count: int) -> Ids:
+        """The first ``count`` of a turn's prompt and sampled ids."""
+        parts: list[Ids] = []
+        for node in self._sources(turn):
+            place = self._places[node.id]
+            if count > place.prompt_len:
+                parts.append(node.sampled_ids[: count - place.prompt_len])
+                count = place.prompt_len
+            if count > place.first_id:
+                parts.append(node.delta_ids[: count - place.first_id])
+                count = place.first_id
+        return np.concatenate([*parts[::-1], np.empty(0, dtype=np.int32)])
 
     def tools_of(self, turn: Turn) -> tuple[ToolSpec, ...]:
-        """Tools as the model saw them, in their stored order: those of the turn's root."""
-        return self.path(turn)[0].tools or ()
+        """Tools as the model saw them, in their stored order."""
+        return next((node.tools for node in self._sources(turn) if node.tools is not None), ())
 
     def stored_messages(self, turn: Turn) -> list[tuple[Key, bool]]:
         """Key of each message of a turn's request and of its reply, with whether we served it."""
-        messages: list[tuple[Key, bool]] = []
-        for node in self.path(turn):
-            messages += [(key, False) for key in node.tail_keys]
-            messages.append((node.reply_key, True))
-        return messages
+        return self._spoken(
+            turn,
+            self._places[turn.id].n_messages + 1,
+            lambda node: [*((key, False) for key in node.tail_keys), (node.reply_key, True)],
+        )
+
+    def request(self, turn: Turn) -> list[Message]:
+        """All messages of a turn's request; assistant messages of ours as they were served."""
+        return self._spoken(turn, self._places[turn.id].n_messages, lambda node: [*node.messages, reply_message(node)])
+
+    def new_messages(self, turn: Turn) -> list[Message]:
+        """The messages of a turn's request after its parent's reply; the whole request where there is no parent."""
+        return self.request(turn)[0 if turn.parent is None else self.length_through(self._turns[turn.parent])[1] :]
+
+    def _spoken(self, turn: Turn, count: int, own: Callable[[Turn], list[_T]]) -> list[_T]:
+        """The first ``count`` of what a turn's request and reply are made of; ``own`` gives a turn's part of it."""
+        parts: list[list[_T]] = []
+        for node in self._sources(turn):
+            first = self._places[node.id].first_message
+            if count > first:
+                parts.append(own(node)[: count - first])
+                count = first
+        return [item for part in reversed(parts) for item in part]
+
+    def knows_tools(self, tools: Sequence[ToolSpec]) -> bool:
+        """Whether a stored request offered these tools, in whatever order."""
+        return tools_key(tools) in self._by_beginning
+
+    def same_prompt(self, chain: Key) -> bool:
+        """Whether the very same request was stored before."""
+        return chain in self._by_prompt
+
+    def alike(self, tools: Sequence[ToolSpec], keys: Sequence[Key]) -> tuple[list[Turn], int]:
+        """The stored turns that hold the longest beginnings of a request, best first, and the length of the best.
+
+        ``keys`` are the canonical keys of the request: for what was recognised as served, the stored ones. At most
+        :data:`_MAX_ALIKE` turns; of those that hold the same beginning, the latest first. Length is in messages; turns
+        whose tools alone agree come last, with length 0.
+        """
+        digests = [tools_key(tools)]
+        for key in keys:
+            digests.append(extend(digests[-1], key))
+        found: dict[int, int] = {}
+        for length in range(len(keys), -1, -1):
+            holders = {*self._by_beginning.get(digests[length], ()), *self._by_reply.get(digests[length], ())}
+            for turn_id in sorted(holders, reverse=True):
+                found.setdefault(turn_id, length)
+            if len(found) >= _MAX_ALIKE:
+                break
+        best = list(found)[:_MAX_ALIKE]
+        return [self._turns[turn_id] for turn_id in best], found[best[0]] if best else 0
 
     def match(self, messages: Sequence[Message], tools: Sequence[ToolSpec], keys: Sequence[Key] = ()) -> Match:
         """Find the deepest stored turn that this request continues; ``keys`` are those of ``messages``, if known."""
@@ -181,60 +319,6 @@ class TraceGraph:
             return None
         # Twins that answered alike: prefer one the harness has seen, then the latest.
         return max((self._turns[i] for i in served), key=lambda turn: (turn.delivered, turn.id))
-
-    def explain(self, match: Match, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[ForkReason, str]:
-        """Why a request does not simply extend the newest chain; empty when it does."""
-        if not self._turns:
-            return "", ""
-        if match.parent is not None and all(message.role != "assistant" for message in match.tail):
-            if not self._children.get(match.parent.id):
-                return "", ""
-            twin = any(child.prompt_chain == match.chain for child in self.children(match.parent.id))
-            return ("same_prompt" if twin else "branch"), f"turn {match.parent.id} was continued before"
-        if any(turn.prompt_chain == match.chain for turn in self):
-            return "same_prompt", "the same messages were sent before"
-        wanted = tools_key(tools)
-        leaves = [turn for turn in self._leaves() if tools_key(self.tools_of(turn)) == wanted]
-        if not leaves:
-            return "tools_changed", "the tool list differs from every stored one"
-        known = [key for key, _ in self.stored_messages(match.parent)] if match.parent else []
-        return self._difference(leaves, [*known, *match.tail_keys], messages)
-
-    def _leaves(self) -> list[Turn]:
-        return [turn for turn in self if not self._children.get(turn.id)]
-
-    def _difference(
-        self, leaves: Sequence[Turn], keys: Sequence[Key], messages: Sequence[Message]
-    ) -> tuple[ForkReason, str]:
-        """Compare a request with the stored chain that shares its longest beginning."""
-        chains = [self.stored_messages(leaf) for leaf in leaves]
-        stored, shared = max(((chain, _common(chain, keys)) for chain in chains), key=lambda pair: pair[1])
-        if shared == 0:
-            if messages[0].role in ("system", "developer"):
-                return "system_changed", "message 0 differs"
-            return "new_conversation", "no stored message is shared"
-        if shared == len(keys):
-            return "message_removed", f"the request ends after message {shared - 1} of a stored conversation"
-        role = messages[shared].role
-        if shared == len(stored):
-            foreign = next((i for i in range(shared, len(messages)) if messages[i].role == "assistant"), shared)
-            return "assistant_rewritten", f"message {foreign} ({messages[foreign].role}) was not served here"
-        if stored[shared][1]:
-            if role == "assistant":
-                return "assistant_rewritten", f"message {shared} is not what was served"
-            return "assistant_removed", f"the served reply at message {shared} is missing"
-        if keys[shared] in [key for key, _ in stored[shared + 1 :]]:
-            return "message_removed", f"stored message {shared} is missing"
-        return "message_changed", f"message {shared} ({role}) differs"
-
-
-def _common(stored: Sequence[tuple[Key, bool]], keys: Sequence[Key]) -> int:
-    length = 0
-    for (key, _), wanted in zip(stored, keys, strict=False):
-        if key != wanted:
-            break
-        length += 1
-    return length
 
 
 def reply_message(turn: Turn) -> Message:

@@ -181,7 +181,7 @@ class _Session:
             return LabelInfo("subagent", spawn.reason, parent_call=spawn.call)
         if quotes_history(self._graph, conversation.root, self.conversations):
             return LabelInfo("summary", "no tools, and it re-tells earlier turns; no conversation opens with its reply")
-        if len(conversation.root.messages) <= _TITLE_MESSAGES:
+        if len(conversation.opening) <= _TITLE_MESSAGES:
             return LabelInfo("title", "a short request without tools beside a conversation with tools")
         return LabelInfo("summary", "a side call without tools beside a conversation with tools")
 
@@ -189,7 +189,7 @@ class _Session:
         """The earlier conversation whose turns this one re-sends, or whose task it asks again."""
         earlier = [c for c in self.conversations[: self.conversations.index(conversation)] if c.has_tools]
         said = {plain(t.reply.content): c for c in earlier for t in c.turns if t.reply.content.strip()}
-        for message in reversed(conversation.root.messages):
+        for message in reversed(conversation.opening):
             if message.role != "assistant":
                 continue
             for call in message.tool_calls:
@@ -232,7 +232,7 @@ def _resumption(conversation: Conversation, before: Conversation, info: LabelInf
 
 def _is_memory_call(conversation: Conversation, before: Conversation) -> bool:
     """Qwen's auto-memory call: after the final answer, one more user message, other tools (harnesses.md section 3)."""
-    messages = conversation.root.messages
+    messages = conversation.opening
     if len(messages) < 3 or messages[-1].role != "user" or before.tools <= conversation.tools:
         return False
     final = messages[-2]

@@ -69,7 +69,7 @@ def rows_of(
     claimed: set[int] = set()
     rows: list[HarnessTrace] = []
     for chain in _chains(graph):
-        row = _row(chain, claimed, labels, infos)
+        row = _row(graph, chain, claimed, labels, infos)
         if row is None:
             continue
         row.reward = reward
@@ -109,7 +109,11 @@ def _chains(graph: TraceGraph) -> list[list[Turn]]:
 
 
 def _row(
-    chain: list[Turn], claimed: set[int], labels: frozenset[Label], infos: Mapping[int, LabelInfo]
+    graph: TraceGraph,
+    chain: list[Turn],
+    claimed: set[int],
+    labels: frozenset[Label],
+    infos: Mapping[int, LabelInfo],
 ) -> HarnessTrace | None:
     response: list[int] = []
     mask: list[int] = []
@@ -119,9 +123,10 @@ def _row(
     end = 0
     for turn in chain:
         if turn is not chain[0]:
-            response += turn.delta_ids.tolist()
-            mask += [0] * len(turn.delta_ids)
-            logprobs += [0.0] * len(turn.delta_ids)
+            delta = graph.delta_ids(turn).tolist()
+            response += delta
+            mask += [0] * len(delta)
+            logprobs += [0.0] * len(delta)
         count = len(turn.sampled_ids)
         reason = (
             "trained_in_earlier_row" if turn.id in claimed else untrained_reason(turn, labels, infos[turn.id].label)
@@ -142,7 +147,7 @@ def _row(
     last = next(i for i, turn in enumerate(chain) if turn.id == trained[-1])
     kept = chain[: last + 1]
     return HarnessTrace(
-        prompt_ids=chain[0].delta_ids.tolist(),
+        prompt_ids=graph.prompt_ids(chain[0]).tolist(),
         response_ids=response[:end],
         loss_mask=mask[:end],
         response_logprobs=logprobs[:end],
@@ -150,7 +155,7 @@ def _row(
             "turns": [turn.id for turn in kept],
             "trained_turns": trained,
             "policy_versions": [[turn.policy_version_start, turn.policy_version_end] for turn in kept],
-            "policy_spans": _policy_spans(kept),
+            "policy_spans": _policy_spans(graph, kept),
             "masked": masked,
             "label": infos[chain[0].id].label,
             "parent_call": infos[chain[0].id].parent_call,
@@ -159,19 +164,18 @@ def _row(
     )
 
 
-def _policy_spans(turns: Sequence[Turn]) -> list[list[int]]:
+def _policy_spans(graph: TraceGraph, turns: Sequence[Turn]) -> list[list[int]]:
     """``[from, to, start, end]``: response positions, first to last sampled, under one pair of policy versions."""
     spans: list[list[int]] = []
-    at = 0
+    prompt = graph.prompt_length(turns[0])
     for turn in turns:
-        at += len(turn.delta_ids) if turn is not turns[0] else 0
+        at = graph.prompt_length(turn) - prompt
         end = at + len(turn.sampled_ids)
         versions = [turn.policy_version_start, turn.policy_version_end]
         if spans and spans[-1][2:] == versions:
             spans[-1][1] = end
         else:
             spans.append([at, end, *versions])
-        at = end
     return spans
 
 

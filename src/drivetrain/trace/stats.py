@@ -13,8 +13,9 @@ from drivetrain.trace.conversation import request_of
 from drivetrain.trace.graph import TraceGraph
 from drivetrain.trace.labels import LabelInfo
 from drivetrain.trace.sample import HarnessTrace
+from drivetrain.trace.sharing import common_tokens
 from drivetrain.trace.turn import Turn
-from drivetrain.trace.why import REWRITES, common_tokens, explain_forks
+from drivetrain.trace.why import REWRITES, explain_forks
 
 
 class TraceStats(msgspec.Struct, kw_only=True):
@@ -22,9 +23,11 @@ class TraceStats(msgspec.Struct, kw_only=True):
 
     A *transition* is a request that goes on from an earlier turn; it is *extended* when its prompt begins with that
     turn's prompt and sampled ids, verbatim. ``row_tokens`` is the length of all rows, ``unique_tokens`` what is left
-    when beginnings that rows share are counted once. ``hard_drift`` and ``soft_drift`` count transitions (see
-    :data:`drivetrain.trace.why.Drift`), ``soft_mismatches`` assistant messages that came back rewritten and were
-    recognised. ``sampled`` counts sampled tokens by the reason why they are not trained, ``""`` the trained ones.
+    when beginnings that rows share are counted once; ``stored_tokens`` is what the graph keeps, a beginning that
+    prompts share once, and ``prompt_tokens`` the length of all prompts that were sent. ``hard_drift`` and
+    ``soft_drift`` count transitions (see :data:`drivetrain.trace.why.Drift`), ``soft_mismatches`` assistant messages
+    that came back rewritten and were recognised. ``sampled`` counts sampled tokens by the reason why they are not
+    trained, ``""`` the trained ones.
     """
 
     rollouts: int = 1
@@ -34,6 +37,8 @@ class TraceStats(msgspec.Struct, kw_only=True):
     extended: int = 0
     row_tokens: int = 0
     unique_tokens: int = 0
+    stored_tokens: int = 0
+    prompt_tokens: int = 0
     hard_drift: int = 0
     soft_drift: int = 0
     soft_mismatches: int = 0
@@ -103,6 +108,8 @@ def stats_of(
         extended=extended,
         row_tokens=sum(len(row.prompt_ids) + len(row.response_ids) for row in rows),
         unique_tokens=unique_tokens([[*row.prompt_ids, *row.response_ids] for row in rows]),
+        stored_tokens=sum(len(turn.delta_ids) + len(turn.sampled_ids) for turn in graph),
+        prompt_tokens=sum(turn.prompt_len for turn in graph),
         hard_drift=drift["hard"],
         soft_drift=drift["soft"],
         soft_mismatches=sum(turn.soft_mismatches for turn in graph),

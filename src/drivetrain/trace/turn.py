@@ -17,8 +17,8 @@ Logprobs = npt.NDArray[np.float32]
 Link = Literal[
     "root",  # the first prompt of the session
     "linear",  # prompt = parent's prompt + parent's sampled ids + delta, and the parent had no child yet
-    "fork",  # same, but the parent had a child already or history after it was rewritten
-    "new_root",  # nothing of the stored ids could be continued
+    "fork",  # shares the beginning of a stored conversation and goes another way, or rewrites what follows
+    "new_root",  # a conversation of its own: no message is shared, or system text only and no answer is sent again
 ]
 
 ForkReason = Literal[
@@ -31,7 +31,7 @@ ForkReason = Literal[
     "message_removed",  # a stored message is missing
     "assistant_removed",  # an assistant turn that we served was dropped from the history
     "assistant_rewritten",  # an assistant message that we did not serve stands where ours was
-    "new_conversation",  # no stored message is shared
+    "new_conversation",  # no stored message is shared, or system text only
     "template_not_append_only",  # messages continue, but the template rewrites what came before
 ]
 
@@ -41,13 +41,23 @@ Label = Literal["agent", "subagent", "title", "summary", "compaction", "probe", 
 class Turn(msgspec.Struct, kw_only=True):
     """A node of the turn graph.
 
-    ``delta_ids`` (int32) stand between the parent's sampled ids and this turn's; for a root they are the whole
-    prompt. ``sampled_ids`` (int32) and ``logprobs`` (float32, natural log, full post-temperature distribution) have
-    equal length. ``tail_keys`` are the tolerant keys of the messages after the parent's reply, ``prompt_chain`` the
-    digest of the whole request, ``reply_key`` the key of what was served and ``reply_chain`` the digest of both.
-    ``prompt_sha256`` and ``prompt_len`` describe the ids that were really sent to the engine, so that a rebuilt prompt
-    can be checked against them. ``messages`` are those after the parent's reply, for people; ``tools`` are kept at
-    roots. ``origin`` holds the identity headers of the request; ``label`` is what was known when it was served, and
+    ``parent`` is the turn whose prompt and sampled ids this prompt continues, verbatim; None where there is none: the
+    first prompt, a fork inside a stored prompt, a conversation of its own. ``base`` says where the stored beginning of
+    the prompt is kept when that is not the end of the parent: the prompt is the first ``keep`` ids of the base's
+    *prompt* and then ``delta_ids``, the request the first ``keep_messages`` of the base's request and then
+    ``messages``. A base is a matter of storage (:mod:`drivetrain.trace.sharing`): the shared ids are found by comparing
+    tokens, what was sent to the engine is the same with and without it, sampled ids among them are context of this
+    turn, and it makes nobody the base's child: not for labels, not for delivery, not for rows. Forks
+    (``link == "fork"``) share the messages before the one that differs; a ``new_root`` may still share template, tools
+    and system text.
+    ``delta_ids`` (int32) are the ids of the prompt behind what base or parent hold
+    (:meth:`drivetrain.trace.graph.TraceGraph.delta_ids` gives those behind the parent). ``sampled_ids`` (int32) and
+    ``logprobs`` (float32, natural log, full post-temperature distribution) have equal length. ``tail_keys`` are the
+    tolerant keys of ``messages``, ``prompt_chain`` the digest of the whole request, ``reply_key`` the key of what was
+    served and ``reply_chain`` the digest of both. ``prompt_sha256`` and ``prompt_len`` describe the ids that were
+    really sent to the engine, so that a rebuilt prompt can be checked against them. ``messages`` are those that neither
+    the parent's request and reply nor the base hold, for people; ``tools`` are kept where neither holds them.
+    ``origin`` holds the identity headers of the request; ``label`` is what was known when it was served, and
     :func:`drivetrain.trace.labels.infer_labels` says what the whole session shows.
     Policy versions (case row E1): ``policy_version_dispatched`` is what the engine served when the call was let
     through the gate (None: not recorded), ``policy_version_start`` and ``_end`` are those of the first sampled token
@@ -63,6 +73,9 @@ class Turn(msgspec.Struct, kw_only=True):
 
     id: int
     parent: int | None
+    base: int | None = None
+    keep: int = 0
+    keep_messages: int = 0
     link: Link
     fork_reason: ForkReason = ""
     fork_detail: str = ""

@@ -83,12 +83,9 @@ def check_rows(
 
 def _sampled_spans(graph: TraceGraph, row: HarnessTrace) -> Iterator[tuple[Turn, slice]]:
     """Where each turn's sampled ids stand in the response; the last may be cut by the row's end."""
-    at = 0
-    for position, turn_id in enumerate(row.metadata["turns"]):
-        turn = graph[turn_id]
-        at += len(turn.delta_ids) if position else 0
+    for turn in map(graph.__getitem__, row.metadata["turns"]):
+        at = graph.prompt_length(turn) - len(row.prompt_ids)
         yield turn, slice(at, at + len(turn.sampled_ids))
-        at += len(turn.sampled_ids)
 
 
 def _check_against_graph(graph: TraceGraph, row: HarnessTrace, index: int) -> list[Finding]:
@@ -96,6 +93,8 @@ def _check_against_graph(graph: TraceGraph, row: HarnessTrace, index: int) -> li
     named = row.metadata["turns"]
     if not named or named[-1] not in graph or [turn.id for turn in graph.path(graph[named[-1]])] != named:
         return [Finding("row_not_from_stored_ids", where, f"turns {named} are no path of the graph")]
+    if len(row.prompt_ids) != graph.prompt_length(graph[named[0]]):
+        return [Finding("row_not_from_stored_ids", where, "prompt_ids is not the prompt of the first turn")]
     ids = graph.ids_through(graph[named[-1]])
     if not np.array_equal(ids, np.asarray([*row.prompt_ids, *row.response_ids], dtype=np.int32)):
         return [Finding("row_not_from_stored_ids", where, "ids differ from the stored path")]

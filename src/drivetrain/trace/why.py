@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
-from itertools import takewhile
 from typing import Literal, Protocol
 
 import msgspec
-import numpy as np
 
 from drivetrain.messages import Message
 from drivetrain.trace.conversation import request_of
 from drivetrain.trace.graph import TraceGraph, reply_message
 from drivetrain.trace.keys import Key
+from drivetrain.trace.nearest import Nearest
+from drivetrain.trace.sharing import common_tokens
 from drivetrain.trace.turn import ForkReason, Ids, Turn
 
 Drift = Literal["", "soft", "hard"]
@@ -84,12 +84,19 @@ def explain_forks(
         special: ids of special tokens, to tell hard from soft drift where a template rewrote what came before.
         window: how many tokens to spell on each side.
     """
-    return [_fork(graph, turn, decoder, frozenset(special), window) for turn in graph if turn.fork_reason]
+    earlier = Nearest(graph)
+    forks: list[Fork] = []
+    for turn in graph:
+        if turn.fork_reason:
+            forks.append(_fork(graph, turn, earlier.find(turn), decoder, frozenset(special), window))
+        earlier.add(turn)
+    return forks
 
 
-def _fork(graph: TraceGraph, turn: Turn, decoder: Decoder | None, special: frozenset[int], window: int) -> Fork:
-    keys = _request_keys(graph, turn)
-    near = _nearest(graph, turn, keys)
+def _fork(
+    graph: TraceGraph, turn: Turn, near: Turn, decoder: Decoder | None, special: frozenset[int], window: int
+) -> Fork:
+    keys = [key for key, _ in graph.stored_messages(turn)][:-1]
     stored_keys = [key for key, _ in graph.stored_messages(near)]
     before = [*request_of(graph, near), reply_message(near)]
     now = request_of(graph, turn)
@@ -105,7 +112,7 @@ def _fork(graph: TraceGraph, turn: Turn, decoder: Decoder | None, special: froze
         nearest=near.id,
         drift=_template_drift(stored_ids[: near.prompt_len], prompt_ids, special)
         if turn.fork_reason == "template_not_append_only"
-        else _drift(turn, [(a, b) for a, b, x, y in zip(before, now, stored_keys, keys, strict=False) if x != y]),
+        else _drift(turn, now, [(a, b) for a, b, x, y in zip(before, now, stored_keys, keys, strict=False) if x != y]),
         shared_messages=shared,
         messages_before=len(stored_keys),
         messages_now=len(keys),
@@ -122,44 +129,16 @@ def _fork(graph: TraceGraph, turn: Turn, decoder: Decoder | None, special: froze
     )
 
 
-def common_tokens(left: Ids, right: Ids) -> int:
-    """Length of the common beginning of two id arrays."""
-    size = min(len(left), len(right))
-    differing = np.flatnonzero(left[:size] != right[:size])
-    return int(differing[0]) if len(differing) else size
-
-
-def _request_keys(graph: TraceGraph, turn: Turn) -> list[Key]:
-    return [key for key, _ in graph.stored_messages(turn)][:-1]
-
-
-def _nearest(graph: TraceGraph, turn: Turn, keys: Sequence[Key]) -> Turn:
-    """The chain, of those committed before, with the longest common beginning; of several the latest."""
-    earlier = list(takewhile(lambda other: other.id != turn.id, graph))
-    passed = {other.parent for other in earlier}
-    leaves = [other for other in earlier if other.id not in passed]
-
-    def closeness(other: Turn) -> tuple[int, bool, int]:
-        shared = _common([key for key, _ in graph.stored_messages(other)], keys)
-        return shared, graph.tools_of(other) == graph.tools_of(turn), other.id
-
-    return max(leaves, key=closeness)
-
-
-def _drift(turn: Turn, differing: Sequence[tuple[Message, Message]]) -> Drift:
+def _drift(turn: Turn, request: Sequence[Message], differing: Sequence[tuple[Message, Message]]) -> Drift:
     """``differing`` are the messages that changed, place by place."""
-    if turn.fork_reason not in REWRITES or (turn.parent is None and not _answered(turn)):
+    answered = any(message.role == "assistant" for message in request)  # without, something new begins
+    if turn.fork_reason not in REWRITES or not answered:
         return ""
     if turn.fork_reason == "tools_changed":
         return "hard"
     if not differing:  # what was stored is whole: a foreign answer was added, or the end was left out
         return "soft" if turn.fork_reason == "assistant_rewritten" else ""
     return "soft" if all(left.role == right.role == "assistant" for left, right in differing) else "hard"
-
-
-def _answered(root: Turn) -> bool:
-    """Whether a root re-sends answers; without one it begins something new and rewrites nothing."""
-    return any(message.role == "assistant" for message in root.messages)
 
 
 def _template_drift(stored: Ids, prompt: Ids, special: frozenset[int]) -> Drift:

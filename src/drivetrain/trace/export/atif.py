@@ -56,8 +56,8 @@ def _trajectory(
         "version": info.agent_version,
         "model_name": chain.turns[-1].reply.model,
     }
-    if chain.turns[0].tools:
-        agent["tool_definitions"] = [tool_dict(tool) for tool in chain.turns[0].tools]
+    if tools := graph.tools_of(chain.turns[0]):
+        agent["tool_definitions"] = [tool_dict(tool) for tool in tools]
     first = chain.own[0]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -86,7 +86,7 @@ def _trajectory(
 def _steps(graph: TraceGraph, chain: Chain, trained: frozenset[int]) -> list[Step]:
     copied = {turn.id for turn in chain.turns[: chain.shared]}
     steps: list[Step] = []
-    for message, turn, served in conversation(chain.turns):
+    for message, turn, served in conversation(graph, chain.turns):
         if message.role == "tool" and _observe(steps, message):
             continue
         step = _step(message, turn, served)

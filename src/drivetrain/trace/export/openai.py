@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drivetrain.messages import Message, ToolSpec
-from drivetrain.trace.graph import reply_message
+from drivetrain.trace.graph import TraceGraph, reply_message
 from drivetrain.trace.turn import Turn
 
 
@@ -33,12 +33,12 @@ def tool_dict(tool: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def conversation(turns: Sequence[Turn]) -> Iterator[tuple[Message, Turn, bool]]:
+def conversation(graph: TraceGraph, turns: Sequence[Turn]) -> Iterator[tuple[Message, Turn, bool]]:
     """Messages along a chain: ``(message, turn, served)``; ``served`` marks the reply that ``turn`` sampled.
 
     Replies are the served ones: what the model reads again as tokens, whatever the harness made of them since.
     """
     for turn in turns:
-        for message in turn.messages:
+        for message in graph.new_messages(turn):
             yield message, turn, False
         yield reply_message(turn), turn, True

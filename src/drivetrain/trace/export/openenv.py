@@ -122,7 +122,7 @@ def _faults(turn: Turn, prompt: Ids) -> list[ExportFinding]:
 
 def _turn_dict(graph: TraceGraph, turn: Turn, prompt: Ids, chain: int, untrained: str) -> dict[str, Any]:
     path = graph.path(turn)
-    spoken = [message for message, _, _ in conversation(path)]
+    spoken = [message for message, _, _ in conversation(graph, path)]
     sound = len(turn.logprobs) == len(turn.sampled_ids) and bool(
         np.all(np.isfinite(turn.logprobs) & (turn.logprobs <= 0))
     )
@@ -134,7 +134,7 @@ def _turn_dict(graph: TraceGraph, turn: Turn, prompt: Ids, chain: int, untrained
         "loss_mask": [0] * len(prompt) + [0 if untrained else 1] * len(turn.sampled_ids),
         "request": {
             "messages": [message_dict(message) for message in spoken[:-1]],
-            "tools": [tool_dict(tool) for tool in path[0].tools or ()],
+            "tools": [tool_dict(tool) for tool in graph.tools_of(turn)],
         },
         "response": {
             "choices": [{"message": message_dict(reply_message(turn)), "finish_reason": turn.finish_reason}],

@@ -31,14 +31,14 @@ def sft_lines(
     """
     trained = trained_turns(graph, rows)
     chains = chains_of(graph, trained, only_trainable=only_trainable)
-    return [_line(chain, index, info, trained) for index, chain in enumerate(chains)]
+    return [_line(graph, chain, index, info, trained) for index, chain in enumerate(chains)]
 
 
-def _line(chain: Chain, index: int, info: RolloutInfo, trained: frozenset[int]) -> dict[str, Any]:
+def _line(graph: TraceGraph, chain: Chain, index: int, info: RolloutInfo, trained: frozenset[int]) -> dict[str, Any]:
     turns = chain.turns
-    tools = [tool_dict(tool) for tool in turns[0].tools or ()]
+    tools = [tool_dict(tool) for tool in graph.tools_of(turns[0])]
     return {
-        "messages": [message_dict(message) for message, _, _ in conversation(turns)],
+        "messages": [message_dict(message) for message, _, _ in conversation(graph, turns)],
         "tools": msgspec.json.encode(tools).decode(),
         "reward": info.reward,
         "metadata": {
@@ -51,7 +51,7 @@ def _line(chain: Chain, index: int, info: RolloutInfo, trained: frozenset[int]) 
             "chain": index,
             "turns": [turn.id for turn in turns],
             "trained_turns": [turn.id for turn in chain.own if turn.id in trained],
-            "shared_messages": sum(1 for _ in conversation(turns[: chain.shared])),
+            "shared_messages": sum(1 for _ in conversation(graph, turns[: chain.shared])),
             "fork_reason": chain.own[0].fork_reason,
             "label": chain.own[-1].label,
             "model": turns[-1].reply.model,
