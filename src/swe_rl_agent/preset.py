@@ -11,7 +11,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -58,6 +58,15 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kill_grace_s: float = 2.0
 
 
+class Patience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the gateway keeps this harness waiting for a slow model call, in seconds and in the form that it understands
+    (harnesses.md section 1.5): :class:`drivetrain.gateway.patience.Patience`."""
+
+    grace_s: Annotated[float, msgspec.Meta(gt=0)] = 15.0
+    every_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    form: Literal["default", "comment", "event", "newline"] = "default"
+
+
 class LabelRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A conversation that is not a plain agent's, by what its first request looks like; all conditions must hold.
 
@@ -81,7 +90,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``crashed``. ``overflow_marks`` are lower-case fragments of an error text that make a ``model_error`` a
     ``context_overflow``. ``native_log`` is the trajectory the harness writes, ``{home}`` allowed. ``task_guard`` lists
     first characters the harness would not take as text. ``log_noise`` lists the beginnings of log
-    lines that are not returned (partial answers, repeated per token)."""
+    lines that are not returned (partial answers, repeated per token). Without ``patience`` the gateway's own is used;
+    a harness that does not stream can be sent nothing before its reply."""
 
     name: str
     bundle: str
@@ -96,6 +106,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     env: dict[str, str] = {}
     files: tuple[ConfigFile, ...] = ()
     timeouts: Timeouts = Timeouts()
+    patience: Patience | None = None
     max_retries: int = 2
     overflow_marks: tuple[str, ...] = ()
     switched_off: tuple[str, ...] = ()

@@ -15,15 +15,13 @@ from drivetrain.gateway.keys import read_key
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.redact import redact_body
 from drivetrain.gateway.refusal import Refusal
-from drivetrain.gateway.respond import error_response, respond_json, respond_stream
+from drivetrain.gateway.respond import SESSION, defect_of, error_response, respond_json, respond_stream
 from drivetrain.gateway.sessions import Session
-from drivetrain.gateway.unexpected import report
 from drivetrain.messages import Call
 from drivetrain.trace.origin import read_origin
 
 CONNECTIONS = web.AppKey("connections", Connections)
 """The open connections; whoever runs the application lets them watch its server."""
-_SESSION = web.RequestKey("session", Session)
 
 
 def harness_app(gateway: Gateway, *, patience: Patience | None = None) -> web.Application:
@@ -42,7 +40,7 @@ def harness_app(gateway: Gateway, *, patience: Patience | None = None) -> web.Ap
 def _handler(gateway: Gateway, dialects: list[Dialect], action: Action, patience: Patience) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         dialect = choose(request.path, request.headers, dialects)
-        session = request[_SESSION]
+        session = request[SESSION]
         if action in ("models", "model"):
             return _json(dialect.encode_models(_served_model(gateway, session), action))
         call = await _decode(request, dialect, session)
@@ -95,15 +93,13 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
     except Refusal as error:
         refusal = error
     except web.HTTPRequestEntityTooLarge:
-        refusal = _too_large(request[_SESSION].policy.max_body_bytes)
+        refusal = _too_large(request[SESSION].policy.max_body_bytes)
     except web.HTTPException as error:
         refusal = Refusal("not_found", f"{request.method} {request.path}: {error.reason}.")
     except ConnectionError:
         raise  # the client is gone: there is nobody to answer
     except Exception as error:
-        refusal = report(error, f"{request.method} {request.path}")
-        if _SESSION in request:
-            request[_SESSION].count("internal_error")
+        refusal = defect_of(request, error)
     return error_response(refusal, choose(request.path, request.headers))
 
 
@@ -116,7 +112,7 @@ def _authenticator(gateway: Gateway) -> Middleware:
         limit = session.policy.max_body_bytes
         if (request.content_length or 0) > limit:
             raise _too_large(limit)
-        request[_SESSION] = session
+        request[SESSION] = session
         return await handler(request.clone(client_max_size=limit))
 
     return authenticate

@@ -21,6 +21,7 @@ whatever its state. In-process callers name no connection: what they are handed 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -188,7 +189,7 @@ class Delivery:
             flight = Flight(asyncio.get_running_loop().create_task(start(reply_id)), reply_id)
             self._newest.pop(request, None)  # superseded: a retry from here on is one of this call
             self._flights[request] = flight
-            flight.task.add_done_callback(lambda _, mine=flight: self._land(request, mine))
+            flight.task.add_done_callback(functools.partial(self._land, request, flight))
         flight.enter()
         return flight, joined
 
@@ -261,7 +262,7 @@ class Delivery:
             if reply.on_lost is not None:
                 reply.on_lost(reply.turn)
 
-    def _land(self, request: bytes, flight: Flight) -> None:
+    def _land(self, request: bytes, flight: Flight, _: asyncio.Task[Served]) -> None:
         if self._flights.get(request) is flight:
             del self._flights[request]
         if not flight.task.cancelled():

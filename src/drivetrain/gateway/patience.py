@@ -18,6 +18,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
     Inside ``grace_s`` a failure keeps its HTTP status; afterwards the stream is open, a keep-alive goes out every
     ``every_s``, and a failure becomes an error event. Clients wait 60 s (Gemini CLI) to 600 s (harnesses.md 1.5).
+    A client that did not ask for a stream gets nothing before its reply: a JSON body cannot be begun without its
+    status, so its own time-out must be raised (presets do).
     """
 
     grace_s: float = 15.0

@@ -13,8 +13,19 @@ from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.dialects.base import Dialect
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.refusal import Refusal
+from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.unexpected import report
 from drivetrain.messages import Call
+
+SESSION = web.RequestKey("session", Session)
+"""Whose request it is, once its key was checked."""
+
+
+def defect_of(request: web.Request, error: Exception) -> Refusal:
+    """Report an unexpected exception and count it in its session."""
+    if SESSION in request:
+        request[SESSION].count("internal_error")
+    return report(error, f"{request.method} {request.path}")
 
 
 def error_response(refusal: Refusal, dialect: Dialect) -> web.Response:
@@ -76,8 +87,8 @@ async def respond_stream(
         except Refusal as refusal:
             return await _finish(request, response, dialect.error_events(refusal, ticket.reply_id, call)), None
         except Exception as error:
-            refusal = report(error, f"{request.method} {request.path}")
-            return await _finish(request, response, dialect.error_events(refusal, ticket.reply_id, call)), None
+            defect = defect_of(request, error)
+            return await _finish(request, response, dialect.error_events(defect, ticket.reply_id, call)), None
         return await _finish(request, response, events), served
     finally:
         if not task.done():

@@ -72,9 +72,9 @@ class TurnRunner:
             await self._note(session, "abandoned", body=body_sha256.hex()[:16])
             raise
         except Exception as error:
-            refusal = report(error, f"a call of session {session.id}")
-            await self._note_refusal(session, refusal)
-            raise refusal from error
+            defect = report(error, f"a call of session {session.id}")
+            await self._note_refusal(session, defect)
+            raise defect from error
 
     def count(self, session: Session, call: Call) -> int:
         """Prompt tokens this call would have, exactly.

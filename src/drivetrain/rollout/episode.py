@@ -11,6 +11,7 @@ import msgspec
 
 from drivetrain.errors import ConfigError, DrivetrainError
 from drivetrain.gateway.core import Gateway
+from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.sessions import Session
 from drivetrain.rollout.config import EpisodeSpec, RolloutConfig
@@ -168,12 +169,14 @@ class EpisodeRunner:
     def _policy(self, spec: EpisodeSpec) -> SessionPolicy:
         config = self._config
         assert self._gateway is not None
+        patience = self._harnesses[spec.agent].preset.patience
         return SessionPolicy(
             model=self._gateway.model,
             temperature=config.temperature,
             max_turns=config.max_turns,
             max_tokens_per_turn=config.max_tokens,
             seed=spec.seed,
+            patience=Patience(**msgspec.structs.asdict(patience)) if patience is not None else None,
         )
 
     def _keep_logs(self, spec: EpisodeSpec, outcome: HarnessOutcome) -> None:
