@@ -348,3 +348,25 @@ async def test_a_trainer_in_another_thread(engine: ScriptedEngine) -> None:
         threads.status()
     with pytest.raises(ConfigError, match="not running"):
         ThreadFence(fence, asyncio.new_event_loop()).status()
+
+
+async def test_time_limits_stand_still_while_calls_are_held(engine: ScriptedEngine) -> None:
+    fence = Fence(engine)
+    started = asyncio.Event()
+
+    async def limited(limit: float) -> None:
+        async with fence.passing(), fence.timeout(limit):
+            started.set()
+            await engine.generate([5], SAMPLING, request_id="r")
+
+    fits = asyncio.create_task(limited(50 * SLOW))
+    await started.wait()
+    await fence.pause("hold")
+    await asyncio.sleep(60 * SLOW)
+    await fence.resume(1)
+    await fits
+    with pytest.raises(TimeoutError):
+        await limited(SLOW)
+    async with fence.timeout(None):
+        await fence.pause("hold")
+        await fence.resume(2)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Literal, TypeVar
 
 from drivetrain.gateway.policy import SessionPolicy
@@ -68,7 +68,7 @@ class Budget:
     Args:
         policy: the limits.
         opened_at: seconds since the epoch at which the wall clock started.
-        clock: the present time on the same scale.
+        clock: the present time on the same scale; it may stand still at times that do not count.
     """
 
     def __init__(self, policy: SessionPolicy, opened_at: float, clock: Callable[[], float] = time.time) -> None:
@@ -96,15 +96,17 @@ class Budget:
         return await self._once(self._take_turn)
 
     @asynccontextmanager
-    async def in_time(self) -> AsyncIterator[None]:
-        """Cancel what runs inside when the wall clock runs out.
+    async def in_time(
+        self, timeout: Callable[[float | None], AbstractAsyncContextManager[asyncio.Timeout]] = asyncio.timeout
+    ) -> AsyncIterator[None]:
+        """Cancel what runs inside when the wall clock runs out; ``timeout`` counts the seconds.
 
         Raises:
             BudgetStop: it did.
         """
         left = self._time_left()
         try:
-            async with asyncio.timeout(left) as clock:
+            async with timeout(left) as clock:
                 yield
         except TimeoutError:
             if left is None or not clock.expired():

@@ -156,6 +156,7 @@ class Fence:
         self._idle.set()
         self._waiting = 0
         self._paused_s = 0.0
+        self._clocks: dict[asyncio.Timeout, float | None] = {}  # time limits; what is left of those that stand still
         self._chores: set[asyncio.Task[None]] = set()
         self.counts = FenceCounts()
 
@@ -214,6 +215,20 @@ class Fence:
             self._inside.discard(inside)
             if not self._inside:
                 self._idle.set()
+
+    @asynccontextmanager
+    async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """``asyncio.timeout`` for an engine call: it stands still while the engine holds the call.
+
+        Raises:
+            TimeoutError: the time is up.
+        """
+        async with asyncio.timeout(seconds) as clock:
+            self._clocks[clock] = None
+            try:
+                yield clock
+            finally:
+                del self._clocks[clock]
 
     async def pause(
         self,
@@ -299,6 +314,7 @@ class Fence:
                 assert isinstance(self._engine, Pausable)
                 await self._engine.resume()
                 pause.held = False
+                self._start_clocks()
         finally:
             pause.resuming = False
         self._open(pause)
@@ -421,6 +437,19 @@ class Fence:
             raise FenceTimeout(len(self._inside), deadline_s)
         holding.result()
         pause.held = True
+        now = asyncio.get_running_loop().time()
+        for clock in self._clocks:
+            when = clock.when()
+            if when is not None and not clock.expired():
+                self._clocks[clock] = when - now
+                clock.reschedule(None)
+
+    def _start_clocks(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for clock, left in self._clocks.items():
+            if left is not None:
+                self._clocks[clock] = None
+                clock.reschedule(now + left)
 
     def _undo(self, holding: asyncio.Task[None], engine: Pausable) -> None:
         """A hold that nobody waits for any more must not stay: it cannot be cancelled once the engine was told."""

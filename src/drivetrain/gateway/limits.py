@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from drivetrain.gateway.refusal import Refusal
 
@@ -95,14 +95,17 @@ class RateLimit:
 
 
 @asynccontextmanager
-async def call_clock(seconds: float | None) -> AsyncIterator[None]:
-    """Cancel the engine call inside when it takes longer than this.
+async def call_clock(
+    seconds: float | None,
+    timeout: Callable[[float | None], AbstractAsyncContextManager[asyncio.Timeout]] = asyncio.timeout,
+) -> AsyncIterator[None]:
+    """Cancel the engine call inside when it takes longer than this; ``timeout`` counts the seconds.
 
     Raises:
         Refusal: ``engine_timeout``.
     """
     try:
-        async with asyncio.timeout(seconds) as clock:
+        async with timeout(seconds) as clock:
             yield
     except TimeoutError:
         if not clock.expired():

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -47,6 +47,7 @@ class Session:
         created_at: float,
         graph: TraceGraph | None = None,
         state: SessionState = "open",
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.id = session_id
         self.key_digest = key_digest
@@ -55,7 +56,7 @@ class Session:
         self.created_at = created_at
         self.state: SessionState = state
         self.graph = graph if graph is not None else TraceGraph(session_tag(session_id))
-        self.budget = Budget(policy, created_at)
+        self.budget = Budget(policy, created_at, clock)
         self.delivery = Delivery(self.graph)
         self.events: dict[str, int] = {}
         self.memo = MessageMemo()
@@ -94,10 +95,12 @@ class SessionStore:
 
     Args:
         journal: where sessions and turns are committed.
+        paused_s: seconds so far during which no call could be served; they count against no session's wall clock.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, paused_s: Callable[[], float] = lambda: 0.0) -> None:
         self._journal = journal
+        self._paused_s = paused_s
         self._by_id: dict[str, Session] = {}
         self._by_digest: dict[bytes, Session] = {}
 
@@ -109,7 +112,7 @@ class SessionStore:
         reader = JournalReader(self._journal.path)
         stored = reader.sessions()
         for record in stored:
-            self._remember(_restore(record, reader))
+            self._remember(_restore(record, reader, self._clock()))
         return len(stored)
 
     async def open(
@@ -125,7 +128,12 @@ class SessionStore:
             raise ConfigError(f"session {session_id!r} exists already.", fix="Leave the id out to get a fresh one.")
         key = mint_key()
         session = Session(
-            session_id, key_digest=digest_key(key), policy=policy, labels=labels or {}, created_at=time.time()
+            session_id,
+            key_digest=digest_key(key),
+            policy=policy,
+            labels=labels or {},
+            created_at=time.time(),
+            clock=self._clock(),
         )
         self._remember(session)
         try:
@@ -225,6 +233,11 @@ class SessionStore:
             )
         return session
 
+    def _clock(self) -> Callable[[], float]:
+        """Seconds since the epoch, less the pauses from now on."""
+        before = self._paused_s()
+        return lambda: time.time() - (self._paused_s() - before)
+
     def _remember(self, session: Session) -> None:
         self._by_id[session.id] = session
         self._by_digest[session.key_digest] = session
@@ -238,7 +251,7 @@ def _sealed() -> Refusal:
     return Refusal("session_sealed", "this session is sealed; its rollout has ended.")
 
 
-def _restore(record: StoredSession, reader: JournalReader) -> Session:
+def _restore(record: StoredSession, reader: JournalReader, clock: Callable[[], float]) -> Session:
     session = Session(
         record.id,
         key_digest=record.key_digest,
@@ -247,6 +260,7 @@ def _restore(record: StoredSession, reader: JournalReader) -> Session:
         created_at=record.created_at,
         graph=reader.graph(record.id, session_tag(record.id)),
         state="sealed" if record.state == "sealed" else "open",
+        clock=clock,
     )
     for event in reader.events(record.id):
         if event.kind == "budget_stop":
