@@ -10,7 +10,7 @@ import msgspec
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.patience import KeepAliveForm
 from drivetrain.gateway.refusal import Refusal
-from drivetrain.messages import Call, Message, Reply
+from drivetrain.messages import Call, Message, Reply, RequestedSampling
 
 Action = Literal["generate", "count", "models", "model"]
 ImageRule = Literal["refuse", "placeholder"]
@@ -47,6 +47,9 @@ class Memory(Protocol):
 
     def conversation(self, reply_id: str) -> tuple[Message, ...] | None:
         """The messages of a served turn and its reply (``previous_response_id``), or None when it is not known."""
+
+    def requested(self, reply_id: str) -> RequestedSampling | None:
+        """What the request behind a served turn asked for, or None when the turn is not known."""
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -98,5 +101,5 @@ class Dialect(Protocol):
     def error(self, refusal: Refusal) -> bytes:
         """The JSON error body."""
 
-    def error_events(self, refusal: Refusal, call: Call) -> Sequence[bytes]:
-        """An error after the stream was opened; nothing in it looks like a finished reply."""
+    def error_events(self, refusal: Refusal, reply_id: str, call: Call) -> Sequence[bytes]:
+        """An error after the stream was opened as ``reply_id``; nothing in it looks like a finished reply."""

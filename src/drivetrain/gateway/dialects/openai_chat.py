@@ -187,9 +187,9 @@ class OpenAIChat:
         """``{"error": {...}}``."""
         return _encode(_error(refusal))
 
-    def error_events(self, refusal: Refusal, call: Call) -> Sequence[bytes]:
+    def error_events(self, refusal: Refusal, reply_id: str, call: Call) -> Sequence[bytes]:
         """One error event; no ``[DONE]``, so that nothing looks finished."""
-        del call
+        del reply_id, call
         return [data_event(_encode(_error(refusal)))]
 
 
