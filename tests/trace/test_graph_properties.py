@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,24 +25,28 @@ TAG = "0123abcd"
 
 
 class Harness:
-    """Plays a session straight on the graph: the part of the gateway that is not HTTP, engine or template."""
+    """Plays a session straight on the graph: the part of the gateway that is not HTTP, engine or template.
+
+    A message has the same three tokens wherever it is rendered; what was sampled has others than its rendering.
+    """
 
     def __init__(self) -> None:
         self.graph = TraceGraph(TAG)
         self.histories: list[list[Message]] = [[Message("system", "s"), Message("user", "task")]]
         self.sent: dict[int, list[int]] = {}
+        self.asked: dict[int, list[Message]] = {}
         self.foreign: dict[int, bool] = {}
 
     def ask(self, history: list[Message], *, delivered: bool, label: Label, tools: tuple[ToolSpec, ...] = ()) -> Turn:
         graph = self.graph
         match = graph.match(history, tools)
         turn_id = graph.reserve_id()
-        delta = _ids("delta", turn_id, 2 + turn_id % 3)
+        delta = [token for message in match.tail for token in _ids(message.role, message.content, 3)] + [256]
         start = graph.ids_through(match.parent).tolist() if match.parent else []
         prompt = [*start, *delta]
         reply = Reply("r", "m", 0, f"answer {turn_id}", "", (), "stop", Usage(len(prompt), 3))
         spoken = message_key(Message("assistant", reply.content))
-        sampled = _ids("sampled", turn_id, 1 + turn_id % 4)
+        sampled = _ids("sampled", str(turn_id), 1 + turn_id % 4)
         link, reason, detail = link_of(graph, match, history, tools)
         turn = Turn(
             id=turn_id,
@@ -77,19 +82,22 @@ class Harness:
         share_prompt(graph, turn)
         graph.add(turn)
         self.sent[turn_id] = prompt
+        self.asked[turn_id] = list(history)
         self.foreign[turn_id] = any(message.role == "assistant" for message in match.tail)
         return turn
 
 
-def _ids(kind: str, turn_id: int, count: int) -> list[int]:
-    digest = hashlib.sha256(f"{kind}{turn_id}".encode()).digest()
+def _ids(kind: str, text: str, count: int) -> list[int]:
+    digest = hashlib.sha256(f"{kind} {text}".encode()).digest()
     return [int(byte) for byte in digest[:count]]
 
 
 step = st.fixed_dictionaries(
     {
         "history": st.integers(0, 5),
-        "action": st.sampled_from(["continue", "repeat", "branch", "drop", "rewrite", "new"]),
+        "action": st.sampled_from(
+            ["continue", "continue", "repeat", "branch", "drop", "rewrite", "remind", "blank", "new", "subagent"]
+        ),
         "delivered": st.booleans(),
         "label": st.sampled_from(["agent", "agent", "subagent", "title"]),
         "tool": st.booleans(),
@@ -107,12 +115,20 @@ def play(steps: list[dict[str, Any]]) -> Harness:
             del asked[len(asked) // 2]
         elif move["action"] == "rewrite":
             asked[-1] = Message(asked[-1].role, asked[-1].content + "!")
+        elif move["action"] == "remind":  # at the end of this prompt, gone from the next
+            asked.append(Message("user", f"reminder {number}"))
+        elif move["action"] == "blank":  # all but the last two results
+            results = [i for i, message in enumerate(asked) if message.content.startswith("result")]
+            asked = [Message(m.role, "" if i in results[:-2] else m.content) for i, m in enumerate(asked)]
         elif move["action"] == "new":
             asked = [Message("system", "other"), Message("user", f"task {number}")]
+        elif move["action"] == "subagent":
+            asked = [asked[0], Message("user", f"task {number}")]
         turn = harness.ask(asked, delivered=move["delivered"], label=move["label"], tools=tool if move["tool"] else ())
         if move["action"] != "repeat":
-            grown = [*asked, Message("assistant", turn.reply.content), Message("user", f"result {number}")]
-            if move["action"] == "continue":
+            kept = history if move["action"] == "remind" else asked
+            grown = [*kept, Message("assistant", turn.reply.content), Message("user", f"result {number}")]
+            if move["action"] in ("continue", "remind", "blank"):
                 history[:] = grown
             else:
                 harness.histories.append(grown)
@@ -126,10 +142,15 @@ def test_prompts_rebuild_and_tokens_are_trained_once(steps: list[dict[str, Any]]
     graph = harness.graph
     for turn in graph:
         assert graph.prompt_ids(turn).tolist() == harness.sent[turn.id]
+        assert graph.request(turn) == harness.asked[turn.id]
         if turn.parent is not None:
             stored = graph.ids_through(graph[turn.parent])
             assert np.array_equal(graph.prompt_ids(turn)[: len(stored)], stored)
     rows = rows_of(graph)
+    for row in rows:
+        whole = [*row.prompt_ids, *row.response_ids]
+        for turn_id in row.metadata["turns"]:
+            assert whole[: len(harness.sent[turn_id])] == harness.sent[turn_id]
     assert check_graph(graph) == []
     assert check_rows(graph, rows) == []
     labels = infer_labels(graph)
@@ -175,3 +196,24 @@ def test_checks_can_fail(steps: list[dict[str, Any]], where: int, kind: str) -> 
     else:
         rows.remove(row)
     assert check_rows(graph, rows) != []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(step, min_size=1, max_size=25))
+def test_what_is_shared_is_stored_once(steps: list[dict[str, Any]]) -> None:
+    """A base changes how a prompt is stored and nothing else: with and without, the same rows, labels and requests."""
+    shared = play(steps).graph
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.trace.test_graph_properties.share_prompt", lambda *_: None)
+        whole = play(steps).graph
+    assert rows_of(shared) == rows_of(whole)
+    assert infer_labels(shared) == infer_labels(whole)
+    for turn, other in zip(shared, whole, strict=True):
+        assert (turn.parent, turn.link, turn.fork_reason) == (other.parent, other.link, other.fork_reason)
+        assert shared.request(turn) == whole.request(other)
+        assert shared.tools_of(turn) == whole.tools_of(other)
+        if turn.base is not None:
+            base = shared[turn.base]
+            assert 0 < turn.keep <= base.prompt_len
+            assert len(turn.delta_ids) < len(other.delta_ids)
+            assert shared.request(base)[: turn.keep_messages] == shared.request(turn)[: turn.keep_messages]
