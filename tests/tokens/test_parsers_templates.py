@@ -93,7 +93,7 @@ TOOLS = [
         },
     )
 ]
-_CLOSE = re.compile(
+CLOSE = re.compile(
     r"(?:<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|<｜end▁of▁sentence｜>|<\|observation\|>|<\|call\|>|<\|return\|>"
     r"|<\|tool_response>|<end_of_turn>|<\|end\|>\s*<eos>|<turn\|>|<\|eot\|>|<\|END_OF_TURN_TOKEN\|>)\s*\Z"
 )
@@ -113,7 +113,7 @@ def sampled(chat: ChatTemplate, answer: Message, ask: str = "question") -> tuple
     whole = chat.render([*user, answer], TOOLS, add_generation_prompt=False)
     pairs = enumerate(zip(prompt, whole, strict=False))
     shared = next((i for i, (a, b) in pairs if a != b), len(prompt))
-    return whole[:shared], _CLOSE.sub("", whole[shared:])
+    return whole[:shared], CLOSE.sub("", whole[shared:])
 
 
 @needs_trl
