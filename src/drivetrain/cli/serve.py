@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 from pathlib import Path
 
+import msgspec
 import typer
 
 from drivetrain.cli.console import out, tell
@@ -15,57 +17,139 @@ from drivetrain.engines.models import ModelDir, resolve_model
 from drivetrain.engines.protocol import Engine
 from drivetrain.engines.scripted import ScriptedEngine
 from drivetrain.errors import ConfigError
+from drivetrain.gateway.bind import Tls, check_address
 from drivetrain.gateway.core import Gateway
-from drivetrain.gateway.keys import mint_key
+from drivetrain.gateway.keys import MIN_ADMIN_KEY, AdminKeys, mint_key
 from drivetrain.gateway.model import load_codec
+from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.server import GatewayServer
 
 ADMIN_KEY_VARIABLE = "DRIVETRAIN_ADMIN_KEY"
+TRAINER_KEY_VARIABLE = "DRIVETRAIN_TRAINER_KEY"
+_POLICY = SessionPolicy(model="m")
+
+HELP = f"""Serve the gateway: open sessions over its admin surface, point any harness at it.
+
+After a crash, start it again on the same journal: the same keys continue where they were.
+
+KEYS. The admin key opens everything on the admin surface. It is read from ${ADMIN_KEY_VARIABLE}; without it one is
+made and kept beside the journal (admin.key, mode 0600). A trainer key in ${TRAINER_KEY_VARIABLE} opens, reads and seals
+sessions and works the fence, no more. A session's key is the `api_key` that POST /admin/sessions answers, once; give it
+to the harness as its API key: it opens the model calls of that session only. Keys are sent as a bearer token,
+x-api-key, x-goog-api-key or ?key=. DELETE /admin/sessions/ID/key revokes a session's key, POST replaces it (admin key).
+
+ADDRESSES. Both surfaces listen on 127.0.0.1. On an address that other machines reach, give --tls-cert and --tls-key;
+--allow-public listens there without, for a proxy in front that speaks TLS. On such an address the keys of the admin
+surface need {2 * MIN_ADMIN_KEY} characters, else {MIN_ADMIN_KEY}.
+
+BUDGETS are fields of a session's policy, e.g. POST /admin/sessions {{"policy": {{"max_turns": 30}}}}. Unless it says
+otherwise: max_turns {_POLICY.max_turns}, max_tokens_per_turn {_POLICY.max_tokens_per_turn}, call_timeout_s
+{_POLICY.call_timeout_s:g}, max_concurrent_calls {_POLICY.max_concurrent_calls}, max_body_bytes
+{_POLICY.max_body_bytes}; no limit on max_prompt_tokens, max_completion_tokens, max_total_tokens, wall_clock_s,
+rate_per_s, key_ttl_s. A call over budget gets a closing message, or status 400 with on_budget "error".
+
+EXAMPLES
+
+drivetrain serve --script replies.json --port 8300
+
+drivetrain serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+"""
+
+
+class _Listen(msgspec.Struct, frozen=True):
+    """Where to listen, checked."""
+
+    host: str
+    port: int
+    admin_host: str
+    admin_port: int
+    socket: Path | None
+    tls: Tls | None
+    allow_public: bool
+
+    def check(self) -> None:
+        """Refuse what cannot be served, before a model is loaded or a key is made.
+
+        Raises:
+            ConfigError: see :func:`drivetrain.gateway.bind.check_address`, and equal ports.
+        """
+        for host in (self.host, self.admin_host):
+            check_address(host, tls=self.tls, allow_public=self.allow_public)
+        if self.port and (self.host, self.port) == (self.admin_host, self.admin_port):
+            raise ConfigError(
+                f"--port and --admin-port are both {self.port}.", fix="The admin surface needs a port of its own."
+            )
+        if self.tls is not None:
+            self.tls.context()
 
 
 def serve(
     model: str = typer.Option("SmolLM2-135M-Instruct", "--model", "-m", help="Bundled model name or model directory."),
     journal: Path = typer.Option(Path("gateway/journal.sqlite"), help="Journal file; its sessions continue."),
-    port: int = typer.Option(8300, help="Port for harnesses on 127.0.0.1; 0 = any free one."),
-    admin_port: int = typer.Option(8301, help="Port of the admin surface on 127.0.0.1; 0 = any free one."),
+    host: str = typer.Option("127.0.0.1", help="Address for harnesses; a public one needs TLS."),
+    port: int = typer.Option(8300, min=0, max=65535, help="Port for harnesses; 0 = any free one."),
+    admin_host: str = typer.Option("127.0.0.1", help="Address of the admin surface; a public one needs TLS."),
+    admin_port: int = typer.Option(8301, min=0, max=65535, help="Port of the admin surface; 0 = any free one."),
+    tls_cert: Path | None = typer.Option(None, help="Certificate with its chain, PEM."),
+    tls_key: Path | None = typer.Option(None, help="Private key of the certificate, PEM, not encrypted."),
+    allow_public: bool = typer.Option(
+        False, "--allow-public", help="Listen on public addresses without TLS: a proxy in front encrypts."
+    ),
     socket: Path | None = typer.Option(None, help="Also serve harnesses on this Unix socket."),
     threads: int | None = typer.Option(None, help="Torch threads of the embedded engine."),
     script: Path | None = typer.Option(None, help="Say these replies (JSON list of texts) instead of sampling."),
 ) -> None:
-    """Serve the gateway: open sessions over the admin surface, point any harness at it.
-
-    The admin key is read from $DRIVETRAIN_ADMIN_KEY; without it one is made and written beside the journal
-    (admin.key, mode 0600). Open a session with POST /admin/sessions; its `api_key` is the harness's API key.
-    After a crash, start it again on the same journal: the same keys continue where they were.
-    """
+    listen = _Listen(host, port, admin_host, admin_port, socket, _tls(tls_cert, tls_key), allow_public)
+    listen.check()
     resolved = resolve_model(model, None, tell)
     engine: Engine = _scripted(script, resolved) if script else EmbeddedEngine(resolved, threads=threads)
-    asyncio.run(_serve(engine, resolved, journal, port, admin_port, socket))
+    keys = (_admin_key(journal), os.environ.get(TRAINER_KEY_VARIABLE, ""))
+    check_address(admin_host, tls=listen.tls, allow_public=allow_public, keys=AdminKeys(*keys))
+    asyncio.run(_serve(engine, resolved, journal, listen, keys))
 
 
-async def _serve(
-    engine: Engine, model: ModelDir, journal: Path, port: int, admin_port: int, socket: Path | None
-) -> None:
+serve.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in HELP.split("\n\n"))
+
+
+async def _serve(engine: Engine, model: ModelDir, journal: Path, listen: _Listen, keys: tuple[str, str]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     gateway = Gateway(engine, load_codec(model), journal, model=model.name)
     server = GatewayServer(gateway)
+    tls, public = listen.tls, listen.allow_public
     try:
-        bound = await server.listen_tcp(port)
-        admin = await server.listen_admin(admin_port, _admin_key(journal))
-        if socket is not None:
-            await server.listen_unix(socket)
+        bound = await server.listen_tcp(listen.port, listen.host, tls=tls, allow_public=public)
+        admin = await server.listen_admin(
+            listen.admin_port,
+            keys[0],
+            listen.admin_host,
+            trainer_key=keys[1],
+            tls=tls,
+            allow_public=public,
+        )
+        if listen.socket is not None:
+            await server.listen_unix(listen.socket)
         tell(f"loading {engine.name}")
         await engine.start()
-        out.print(f"harness http://127.0.0.1:{bound}/v1", markup=False, highlight=False)
-        out.print(f"admin http://127.0.0.1:{admin}/admin", markup=False, highlight=False)
+        scheme = "https" if tls else "http"
+        out.print(f"harness {scheme}://{_in_url(listen.host)}:{bound}/v1", markup=False, highlight=False)
+        out.print(f"admin {scheme}://{_in_url(listen.admin_host)}:{admin}/admin", markup=False, highlight=False)
         out.print(f"ready: {gateway.recovered} sessions recovered from {journal}", markup=False, soft_wrap=True)
         await stop.wait()
     finally:
         await server.aclose()
         await engine.aclose()
+
+
+def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        missing = "--tls-cert" if certificate is None else "--tls-key"
+        raise ConfigError(f"{missing} is missing.", fix="TLS needs a certificate and its private key: give both.")
+    return Tls(certificate, key)
 
 
 def _admin_key(journal: Path) -> str:
@@ -74,14 +158,24 @@ def _admin_key(journal: Path) -> str:
         return given
     path = journal.parent / "admin.key"
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        path.write_text(mint_key() + "\n")
-    return path.read_text().strip()
+        path.write_text(mint_key("admin") + "\n")
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            f"the admin key in {path} can be read by other users.", fix=f"chmod 600 {path}, or delete it for a new one."
+        )
+    key = path.read_text().strip()
+    if not key:
+        raise ConfigError(f"{path} is empty.", fix="Delete it; a new key is made.")
+    return key
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _scripted(path: Path, model: ModelDir) -> Engine:
-    import msgspec
-
     try:
         lines = msgspec.json.decode(path.read_bytes(), type=list[str])
     except (OSError, msgspec.MsgspecError) as error:

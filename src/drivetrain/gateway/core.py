@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from drivetrain.engines.identity import check_identity
-from drivetrain.engines.protocol import Engine
+from drivetrain.engines.protocol import Engine, honoured_knobs
 from drivetrain.gateway.delivery import Attempt, Flight, Served, request_digest
 from drivetrain.gateway.fence import Fence
+from drivetrain.gateway.knobs import check_supported
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.redact import guarded_logger
 from drivetrain.gateway.refusal import Refusal
@@ -62,9 +63,9 @@ class Gateway:
         self.codec = codec
         self.model = model
         self.journal = Journal(journal_path)
-        self.sessions = SessionStore(self.journal)
-        self.recovered = self.sessions.recover()
         self.fence = Fence(engine)
+        self.sessions = SessionStore(self.journal, lambda: self.fence.paused_s)
+        self.recovered = self.sessions.recover()
         self._losses: set[asyncio.Task[None]] = set()
         self._runner = TurnRunner(engine, codec, self.journal, self.fence)
 
@@ -75,8 +76,14 @@ class Gateway:
         labels: Mapping[str, str] | None = None,
         session_id: str | None = None,
     ) -> tuple[Session, str]:
-        """A new session and its secret key; the key is returned once and only its digest is kept."""
-        return await self.sessions.open(policy or SessionPolicy(model=self.model), labels=labels, session_id=session_id)
+        """A new session and its secret key; the key is returned once and only its digest is kept.
+
+        Raises:
+            ConfigError: the policy honours what the engine cannot do, or the id is taken.
+        """
+        policy = policy or SessionPolicy(model=self.model)
+        check_supported(policy.knobs, self.engine.name, honoured_knobs(self.engine))
+        return await self.sessions.open(policy, labels=labels, session_id=session_id)
 
     async def seal_session(self, session_id: str) -> Session:
         """End a session: late calls get 409, late replies are dropped. What was lost until now is in the journal."""
