@@ -120,6 +120,7 @@ def effective_sampling(
     )
     record = {name: _PINNED[name] for name in ("top_p", "top_k", "min_p")} | msgspec.structs.asdict(sampling)
     record |= record.pop("extra")
+    record["stop_token_ids"] = list(stop_ids)  # as it comes back from the journal
     record["rules"] = {knob: policy.rule(knob) for knob in asked}
     notes = (EVAL_SESSION,) if policy.purpose == "eval" else ()
     return Effective(sampling, record, (*notes, SAMPLING_NOT_PINNED) if off else notes)

@@ -79,7 +79,28 @@ class _Request(msgspec.Struct):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     reasoning_effort: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    top_k: int | None = None  # these three as inference engines spell them
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
+
+_KNOBS = (
+    "n",
+    "tool_choice",
+    "response_format",
+    "logit_bias",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "reasoning_effort",
+    "logprobs",
+    "top_logprobs",
+    "top_k",
+    "min_p",
+)
+"""Recorded, and judged by the session's rules (:mod:`drivetrain.gateway.knobs`)."""
 
 _decoder = msgspec.json.Decoder(_Request)
 _message_decoder = msgspec.json.Decoder(_Message)
@@ -114,7 +135,6 @@ class OpenAIChat:
             raise Refusal("invalid_request", f"the request body is not valid JSON: {error}.") from error
         except RecursionError as error:
             raise Refusal("invalid_request", "the request body is nested too deeply.") from error
-        _refuse_untrainable(request)
         if not request.messages:
             raise Refusal("invalid_request", "messages is empty.", param="messages")
         return Call(
@@ -193,24 +213,6 @@ class OpenAIChat:
         return [data_event(_encode(_error(refusal)))]
 
 
-def _refuse_untrainable(request: _Request) -> None:
-    """Refuse what changes the distribution or needs more than one sample (design section 4, "Generate")."""
-    unsupported = {
-        "n": request.n not in (None, 1),
-        "logit_bias": bool(request.logit_bias),
-        "response_format": (request.response_format or {}).get("type", "text") != "text",
-        "tool_choice": request.tool_choice not in (None, "auto", "none"),
-    }
-    for field, asked in unsupported.items():
-        if asked:
-            raise Refusal(
-                "unsupported",
-                f"{field} is not supported: it would change the distribution that is trained.",
-                fix=f"Leave {field} out.",
-                param=field,
-            )
-
-
 def _messages(raw: list[msgspec.Raw], memo: MessageMemo) -> list[KnownMessage]:
     known: list[KnownMessage] = []
     for index, slice_ in enumerate(map(bytes, raw)):
@@ -254,11 +256,7 @@ def _tool(tool: _Tool, index: int) -> ToolSpec:
 
 def _requested(request: _Request) -> RequestedSampling:
     stop = request.stop or ()
-    extra = {
-        name: value
-        for name in ("frequency_penalty", "presence_penalty", "reasoning_effort", "tool_choice")
-        if (value := getattr(request, name)) is not None
-    }
+    extra = {name: value for name in _KNOBS if (value := getattr(request, name)) is not None}
     return RequestedSampling(
         temperature=request.temperature,
         top_p=request.top_p,
