@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from drivetrain.gateway.dialects.anthropic import AnthropicMessages
-from drivetrain.gateway.dialects.anthropic_input import UNPARSED, input_json
+from drivetrain.gateway.dialects.anthropic_input import UNPARSED, arguments_of, input_json
 from drivetrain.gateway.dialects.base import WireRequest
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.refusal import Refusal
@@ -312,6 +312,12 @@ def test_arguments_that_are_no_object_travel_wrapped_and_come_back(arguments: st
     assert served == {UNPARSED: arguments}
     (message,) = decode(assistant({**CALL, "input": served})).messages
     assert message.tool_calls[0].arguments == arguments
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 400 + "]" * 400])
+def test_an_input_that_python_cannot_read_is_kept_as_text(value: str) -> None:
+    raw = '{"unparsed_arguments": ' + value + "}"
+    assert arguments_of(raw.encode(), "here") == raw
 
 
 @pytest.mark.parametrize("arguments", ["{}", '{"a":1}', '{\n "b": "\\u00e9", "a": 5000.0}', '{"a": 1, "a": 2}'])

@@ -43,7 +43,10 @@ def arguments_of(raw: bytes, place: str) -> str:
     if not text.startswith("{"):
         raise Refusal("invalid_request", f"{place}: must be an object.", param=place)
     if UNPARSED in text:
-        value = json.loads(text)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):  # a number of thousands of digits, or nested as deeply
+            return text
         if len(value) == 1 and isinstance(value.get(UNPARSED), str):
             return str(value[UNPARSED])
     return text
