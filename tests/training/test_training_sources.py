@@ -121,6 +121,7 @@ def test_wrong_cardinality_or_order_of_a_source_is_refused() -> None:
         call(Broken([result("b", 0), result("a", 0)]), prompts, copies=1)
 
 
+@pytest.mark.case("E7")
 def test_failures_of_rollouts_never_reach_the_trainer() -> None:
     out = call(Broken(InfrastructureError("no sandbox")), [prompt("a")] * 2)
     assert out["env_reward"] == [None, None]
@@ -134,6 +135,27 @@ def test_failures_of_rollouts_never_reach_the_trainer() -> None:
     assert "[forked]" in out["error"][1]
     with pytest.raises(RowError):
         call(RecordedSource([bad, forked]), [prompt("a")] * 2, bad_rollouts="raise")
+
+
+@pytest.mark.case("E7")
+def test_a_contract_error_of_one_episode_stops_nothing() -> None:
+    async def episode(request: EpisodeRequest) -> RolloutResult:
+        if request.group == 0:
+            raise ConfigError("the trace breaks the contract.")
+        if request.group == 1:
+            return result(request.task_id, 1, rows=[row(loss_mask=[2])])
+        return result(request.task_id, request.group)
+
+    source = LiveSource(episode)
+    try:
+        for _ in range(2):  # and the next batch is served as well
+            out = call(source, [prompt("a")] * 3, copies=3)
+            assert out["env_reward"] == [None, None, 2.0]
+            assert out["env_mask"] == [[0], [0], [1]]
+            assert "the contract" in out["error"][0]
+            assert "[bad_mask]" in out["error"][1]
+    finally:
+        source.close()
 
 
 def test_live_source_is_concurrent_ordered_and_bounded() -> None:

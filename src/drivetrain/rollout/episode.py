@@ -73,6 +73,11 @@ class EpisodeRunner:
         self._selection = selection or Selection(train_labels=config.train_labels)
         self.guard = MaskGuard(config.max_masked_fraction)
 
+    @property
+    def gateway(self) -> Gateway | None:
+        """What serves the harnesses' model calls."""
+        return self._gateway
+
     async def run(self, spec: EpisodeSpec) -> RolloutResult:
         """Run, grade and record one rollout."""
         started = time.monotonic()

@@ -165,17 +165,21 @@ def _row(
 
 
 def _policy_spans(graph: TraceGraph, turns: Sequence[Turn]) -> list[list[int]]:
-    """``[from, to, start, end]``: response positions, first to last sampled, under one pair of policy versions."""
+    """``[from, to, start, end]``: response positions, first to last sampled, under one pair of policy versions.
+
+    A turn that straddles a weight update gives one span per version where the engine said which token is whose.
+    """
     spans: list[list[int]] = []
     prompt = graph.prompt_length(turns[0])
     for turn in turns:
         at = graph.prompt_length(turn) - prompt
-        end = at + len(turn.sampled_ids)
-        versions = [turn.policy_version_start, turn.policy_version_end]
-        if spans and spans[-1][2:] == versions:
-            spans[-1][1] = end
-        else:
-            spans.append([at, end, *versions])
+        whole = (len(turn.sampled_ids), turn.policy_version_start, turn.policy_version_end)
+        for count, *versions in [(count, version, version) for count, version in turn.policy_spans] or [whole]:
+            if spans and spans[-1][2:] == versions:
+                spans[-1][1] = at + count
+            else:
+                spans.append([at, at + count, *versions])
+            at += count
     return spans
 
 

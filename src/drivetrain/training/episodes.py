@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -9,6 +11,7 @@ from drivetrain.cache import Progress
 from drivetrain.engines.embedded import EmbeddedEngine
 from drivetrain.engines.models import ModelDir
 from drivetrain.errors import ConfigError
+from drivetrain.gateway.fence_threads import ThreadFence
 from drivetrain.rollout.config import REFERENCE_AGENTS, EpisodeSpec, RolloutConfig
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.result import RolloutResult
@@ -16,13 +19,15 @@ from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.stack import open_stack
 from drivetrain.training.live import LiveTask
 from drivetrain.training.sources import EpisodeRequest, LiveSource
+from drivetrain.training.weights import fenced_sync
 
 
 class LiveRollouts:
     """A context that gives ``train_live`` its source, its tasks and its weight sync.
 
-    The engine serves the trainer's own module: nothing is copied, and ``sync`` only bumps the policy version and
-    drops cached keys and values. Every episode is recorded in ``run`` like those of ``drivetrain rollout``.
+    The engine serves the trainer's own module: nothing is copied, and ``sync`` only closes the gateway's fence, bumps
+    the policy version, drops cached keys and values and opens it again. Every episode is recorded in ``run`` like those
+    of ``drivetrain rollout``.
 
     Args:
         config: agents, tasks and limits; ``n`` is the GRPO group size.
@@ -46,6 +51,7 @@ class LiveRollouts:
         self._source: LiveSource | None = None
         self._engine: EmbeddedEngine | None = None
         self._runner: EpisodeRunner | None = None
+        self._publish: Callable[[int], None] | None = None
         self._step = 0
         self._count = 0
 
@@ -81,12 +87,13 @@ class LiveRollouts:
 
         Raises:
             MaskedFractionExceeded: too many sampled tokens were lost to faults so far.
+            FenceTimeout: an engine call that outlived its episode did not end.
         """
         self._step = step
         if self._runner is not None:
             self._runner.guard.check()
-        if self._engine is not None and step != self._engine.policy_version:
-            self._engine.update_weights(None, step)
+        if self._publish is not None and self._engine is not None and step != self._engine.policy_version:
+            self._publish(step)
 
     async def _start(self, engine: EmbeddedEngine) -> None:
         self._parts.push_async_callback(engine.aclose)
@@ -94,6 +101,9 @@ class LiveRollouts:
         self._runner = await self._parts.enter_async_context(
             open_stack(self._config, self._run, self._tell, engine=engine, model=self._model)
         )
+        assert self._runner.gateway is not None
+        fence = ThreadFence(self._runner.gateway.fence, asyncio.get_running_loop())
+        self._publish = fenced_sync(fence, lambda step: engine.update_weights(None, step))
 
     async def _episode(self, request: EpisodeRequest) -> RolloutResult:
         assert self._runner is not None

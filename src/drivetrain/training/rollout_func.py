@@ -24,6 +24,7 @@ from drivetrain.training.rows import (
     to_rollout_func_dict,
 )
 from drivetrain.training.sources import EpisodeRequest, EpisodeSource, failed_result
+from drivetrain.training.weights import withhold_stale
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ def build_rollout_func(
     bad_rollouts: Literal["mask", "raise"] = "mask",
     default_agent: str = "",
     seed: int = 0,
+    max_policy_lag: int | None = None,
 ) -> RolloutFunc:
     """Build the function to pass as ``GRPOTrainer(rollout_func=...)``.
 
@@ -53,6 +55,8 @@ def build_rollout_func(
             mask it and log a warning (a long run survives one bad episode), or raise.
         default_agent: agent of prompts that name none.
         seed: base of every episode's seed.
+        max_policy_lag: tokens sampled more versions ago than this are withheld while their rollout's reward counts
+            (:func:`~drivetrain.training.weights.withhold_stale`); policy versions are the trainer's global steps.
 
     Raises (from the returned function):
         ConfigError: a prompt carries no ``task_id``, or the source is set up wrongly.
@@ -67,6 +71,9 @@ def build_rollout_func(
             results = [
                 _masked_if_bad(result, request, forks) for result, request in zip(results, requests, strict=True)
             ]
+        if max_policy_lag is not None:
+            step = int(trainer.state.global_step)
+            results = [withhold_stale(result, step, max_policy_lag) for result in results]
         for result in results:
             if not is_trainable(result):
                 log.warning("rollout %s (%s) trains nothing: %s", result.rollout_id, result.status, result.error)

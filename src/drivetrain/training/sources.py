@@ -136,6 +136,11 @@ class LiveSource:
         self._thread = threading.Thread(target=self._loop.run_forever, name="drivetrain-episodes", daemon=True)
         self._thread.start()
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop on which episodes, engine and gateway live."""
+        return self._loop
+
     def run(self, requests: Sequence[EpisodeRequest]) -> list[RolloutResult]:
         """Run all requests and wait for the last one; results in the order of the requests."""
         future = asyncio.run_coroutine_threadsafe(self._run_all(requests), self._loop)
