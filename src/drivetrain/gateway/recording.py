@@ -87,7 +87,8 @@ def record_turn(
     )
     findings = check_turn(turn, vocab_size=codec.tokenizer.vocab_size)
     dropped = ("template_dropped_message",) if prompt.parent and codec.drops(prompt.tail) else ()
-    turn.notes = (*dropped, *parsed.notes, *effective.notes, *(finding.code for finding in findings))
+    lost = ("usage_mismatch",) if completion.reported_tokens not in (None, len(turn.sampled_ids)) else ()
+    turn.notes = (*dropped, *parsed.notes, *effective.notes, *lost, *(finding.code for finding in findings))
     return turn
 
 

@@ -61,7 +61,8 @@ def sound(completion: Completion) -> Completion:
     """A completion whose ids can be served.
 
     Its log-probs may still be unusable: such a turn is served, never trained, and names the reason (design invariant
-    4, :func:`drivetrain.trace.validate.check_turn`). Log-probs that are no list of numbers count as none.
+    4, :func:`drivetrain.trace.validate.check_turn`). Log-probs that are no list of numbers count as none, and so do
+    those of a completion of which the engine counted more or fewer tokens (case row B1).
 
     Raises:
         Refusal: the ids are no list of token ids, there are none, or the generation was aborted.
@@ -78,7 +79,8 @@ def sound(completion: Completion) -> Completion:
     if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
         raise _malformed("token ids that are no positive 32-bit integers")
     logprobs = _array(completion.logprobs, np.float32)
-    if logprobs is None or logprobs.ndim != 1:
+    lost = completion.reported_tokens not in (None, ids.size)  # some ids did not arrive: which, nobody knows
+    if logprobs is None or logprobs.ndim != 1 or lost:
         logprobs = np.zeros(0, dtype=np.float32)
     return msgspec.structs.replace(completion, token_ids=pack_ids(ids).tolist(), logprobs=pack_logprobs(logprobs))
 

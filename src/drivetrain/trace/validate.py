@@ -100,7 +100,8 @@ def _check_against_graph(graph: TraceGraph, row: HarnessTrace, index: int) -> li
         return [Finding("row_not_from_stored_ids", where, "ids differ from the stored path")]
     stored = np.full(len(row.response_ids), np.nan, dtype=np.float32)
     for turn, span in _sampled_spans(graph, row):
-        stored[span] = turn.logprobs
+        if len(turn.logprobs) == len(turn.sampled_ids):  # evidence that is missing is nan: nothing to train
+            stored[span] = turn.logprobs
     mask = np.asarray(row.loss_mask) == 1
     if np.any(np.isnan(stored[mask])):
         return [Finding("mask_on_unsampled_token", where, "the mask trains a token that was not sampled")]
