@@ -13,7 +13,7 @@ from drivetrain.gateway.admin_fence import fence_routes
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.dialects.openai_chat import OpenAIChat
 from drivetrain.gateway.keys import AdminKeys, AdminScope, read_key
-from drivetrain.gateway.policy import SessionPolicy
+from drivetrain.gateway.policy import read_policy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import error_response
 from drivetrain.gateway.sessions import Session
@@ -48,7 +48,7 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
     async def open_session(request: web.Request) -> web.Response:
         try:
             body = msgspec.json.decode(await request.read() or b"{}", type=OpenRequest)
-            policy = msgspec.convert({"model": gateway.model, **body.policy}, SessionPolicy)
+            policy = read_policy(body.policy, model=gateway.model)
             session, key = await gateway.open_session(policy, labels=body.labels, session_id=body.session_id)
         except (msgspec.MsgspecError, ConfigError) as error:
             raise Refusal("invalid_request", str(error)) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -116,3 +117,28 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "images": ("refuse", "placeholder"),
     "reasoning": ("keep", "template", None),
 }
+
+
+def read_policy(fields: Mapping[str, Any], *, model: str) -> SessionPolicy:
+    """The policy in a request to open a session; stricter than the journal's, which may be of a later version.
+
+    Args:
+        fields: of :class:`SessionPolicy`, as JSON says them. None of them is a URL: engines come from configuration.
+        model: served name, unless the fields say another.
+
+    Raises:
+        ConfigError: an unknown field, or a value that cannot be.
+    """
+    patience = fields.get("patience")
+    known = {"": (fields, SessionPolicy), "patience.": (patience if isinstance(patience, dict) else {}, Patience)}
+    for place, (given, kind) in known.items():
+        unknown = sorted(set(given) - set(kind.__struct_fields__))
+        if unknown:
+            raise ConfigError(
+                f"the policy has no field {place}{unknown[0]}.",
+                fix=f"Its fields are: {', '.join(kind.__struct_fields__)}.",
+            )
+    try:
+        return msgspec.convert({"model": model, **fields}, SessionPolicy)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the policy cannot be read: {error}.") from error
