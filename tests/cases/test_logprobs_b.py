@@ -179,9 +179,10 @@ async def test_contract_failures_stop_and_a_rollouts_own_failure_counts(tmp_path
     run = RunDir.create(tmp_path / "run")
     run.write_info({})
     environment = SimpleNamespace(variables=lambda _task, _repo: {}, mounts=())
-    tasks: Any = {
-        "t": SimpleNamespace(task=SimpleNamespace(public=SimpleNamespace(workdir_name="w")), environment=environment)
-    }
+    checkout = tmp_path / "workspace.tar"
+    checkout.write_bytes(b"")
+    task = SimpleNamespace(public=SimpleNamespace(workdir_name="w"))
+    tasks: Any = {"t": SimpleNamespace(task=task, environment=environment, workspace_tar=checkout)}
     runner = EpisodeRunner(config, NoSandbox(), tasks, {}, run)  # type: ignore[arg-type]
     specs = [EpisodeSpec(rollout_id=f"t.noop.{n}", task_id="t", agent="noop", group=n, seed=None) for n in range(3)]
     results = await asyncio.gather(*[runner.run(spec) for spec in specs])
