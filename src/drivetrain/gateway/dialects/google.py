@@ -46,7 +46,8 @@ class Google:
         Route("GET", "/v1beta/models", "models"),
         Route("GET", "/v1beta/models/{model:.+}", "model"),
         Route("GET", "/v1/models", "models"),
-        Route("GET", "/v1/models/{model:.+}", "model"),
+        Route("GET", "/v1/models/{model}", "model"),
+        Route("GET", "/v1/models/{model:.+/.+}", "model"),
     )
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:

@@ -7,21 +7,26 @@ from typing import Any, Literal
 
 import msgspec
 
-from drivetrain.gateway.dialects.base import Action, Memory, Route, ServedModel, WireRequest
-from drivetrain.gateway.memo import KnownMessage, MessageMemo
+from drivetrain.gateway.dialects.base import Action, ImageRule, Memory, Route, ServedModel, WireRequest
+from drivetrain.gateway.dialects.pieces import pieces
+from drivetrain.gateway.dialects.surrogates import replace_lone_surrogates_in
+from drivetrain.gateway.memo import KnownMessage
 from drivetrain.gateway.patience import KeepAliveForm
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sse import comment, data_event
 from drivetrain.messages import Call, Message, Reply, RequestedSampling, ToolCall, ToolSpec
 
 _encode = msgspec.json.encode
-_CHUNK_CHARS = 48
 _PREFIX = "chatcmpl-"
+
+
+_MEDIA = {"image_url": "image", "input_audio": "audio", "file": "document"}
 
 
 class _Part(msgspec.Struct):
     type: str
     text: str = ""
+    refusal: str = ""
 
 
 class _Function(msgspec.Struct):
@@ -36,11 +41,12 @@ class _ToolCall(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: Any = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -53,7 +59,7 @@ class _FunctionSpec(msgspec.Struct):
 
 class _Tool(msgspec.Struct):
     type: str
-    function: _FunctionSpec
+    function: _FunctionSpec | None = None
 
 
 class _StreamOptions(msgspec.Struct):
@@ -84,6 +90,10 @@ class _Request(msgspec.Struct):
     top_k: int | None = None  # these three as inference engines spell them
     min_p: float | None = None
     repetition_penalty: float | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    function_call: Any = None
 
 
 _KNOBS = (
@@ -99,8 +109,10 @@ _KNOBS = (
     "top_logprobs",
     "top_k",
     "min_p",
+    "parallel_tool_calls",
 )
 """Recorded, and judged by the session's rules (:mod:`drivetrain.gateway.knobs`)."""
+
 
 _decoder = msgspec.json.Decoder(_Request)
 _message_decoder = msgspec.json.Decoder(_Message)
@@ -123,18 +135,22 @@ class OpenAIChat:
 
     def decode(self, request: WireRequest, memory: Memory) -> Call:
         """Read a request; see :class:`~drivetrain.gateway.dialects.base.Dialect`."""
-        return self._decode(request.body, memory.memo)
+        body = request.body
+        if b"\\ud" in body or b"\\uD" in body:
+            body = replace_lone_surrogates_in(body)
+        return self._decode(body, memory)
 
-    def _decode(self, body: bytes, memo: MessageMemo) -> Call:
+    def _decode(self, body: bytes, memory: Memory) -> Call:
         try:
             request = _decoder.decode(body)
-            known = _messages(request.messages, memo)
+            known = _messages(request.messages, memory)
         except msgspec.ValidationError as error:
             raise Refusal("invalid_request", f"the request body is not a chat completion request: {error}.") from error
         except msgspec.DecodeError as error:
             raise Refusal("invalid_request", f"the request body is not valid JSON: {error}.") from error
         except RecursionError as error:
             raise Refusal("invalid_request", "the request body is nested too deeply.") from error
+        _refuse_unserved(request)
         if not request.messages:
             raise Refusal("invalid_request", "messages is empty.", param="messages")
         return Call(
@@ -155,7 +171,7 @@ class OpenAIChat:
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
         if reply.tool_calls:
-            message["tool_calls"] = [_encode_call(call) for call in reply.tool_calls]
+            message["tool_calls"] = [_encode_call(one) for one in reply.tool_calls]
         choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": None}
         return _encode({**_head(reply, "chat.completion"), "choices": [choice], "usage": _usage(reply)})
 
@@ -165,12 +181,16 @@ class OpenAIChat:
         return ()
 
     def events(self, reply: Reply, call: Call, *, opened: bool) -> Sequence[bytes]:
-        """``chat.completion.chunk`` events: role, text in pieces, tool calls, finish reason, usage, ``[DONE]``."""
+        """``chat.completion.chunk`` events: role, text in pieces, tool calls, finish reason, usage, ``[DONE]``.
+
+        A tool call opens with its id and name and goes on in pieces of its arguments, as the API documents.
+        """
         del opened
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        deltas += [{"reasoning_content": piece} for piece in _pieces(reply.reasoning)]
-        deltas += [{"content": piece} for piece in _pieces(reply.content)]
-        deltas += [{"tool_calls": [_encode_call(c, index)]} for index, c in enumerate(reply.tool_calls)]
+        deltas += [{"reasoning_content": piece} for piece in pieces(reply.reasoning)]
+        deltas += [{"content": piece} for piece in pieces(reply.content)]
+        for index, one in enumerate(reply.tool_calls):
+            deltas += [{"tool_calls": [delta]} for delta in _call_deltas(one, index)]
         head = _head(reply, "chat.completion.chunk")
         if call.stream_usage:
             head["usage"] = None
@@ -213,17 +233,44 @@ class OpenAIChat:
         return [data_event(_encode(_error(refusal)))]
 
 
-def _messages(raw: list[msgspec.Raw], memo: MessageMemo) -> list[KnownMessage]:
+def _refuse_unserved(request: _Request) -> None:
+    """Refuse what the API has replaced, and what is no text."""
+    for field, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(request, field) is not None:
+            raise Refusal(
+                "unsupported",
+                f"{field} is not supported: the API has replaced it.",
+                fix=f"Use {instead}.",
+                param=field,
+            )
+    if any(kind != "text" for kind in request.modalities or ()):
+        raise Refusal("unsupported", "modalities: text only is answered.", fix="Leave it out.", param="modalities")
+
+
+def _messages(raw: list[msgspec.Raw], memory: Memory) -> list[KnownMessage]:
+    memo = memory.memo
     known: list[KnownMessage] = []
     for index, slice_ in enumerate(map(bytes, raw)):
-        known += memo.get(slice_) or memo.put(slice_, [_message(_message_decoder.decode(slice_), index)])
+        known += memo.get(slice_) or memo.put(slice_, [_message(slice_, index, memory.images)])
     return known
 
 
-def _message(message: _Message, index: int) -> Message:
+def _message(raw: bytes, index: int, images: ImageRule) -> Message:
+    place = f"messages[{index}]"
+    try:
+        message = _message_decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise Refusal("invalid_request", f"{place} is not a chat message: {error}.", param=place) from error
+    if message.role == "function" or message.function_call is not None:
+        raise Refusal(
+            "unsupported",
+            f"{place} holds a function_call or its result: the API has replaced them.",
+            fix="Use tool_calls and messages of role 'tool'.",
+            param=place,
+        )
     return Message(
         role=message.role,
-        content=_text(message.content, index),
+        content=_text(message.content, place, images),
         reasoning=message.reasoning_content or message.reasoning or "",
         tool_calls=tuple(
             ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
@@ -233,24 +280,32 @@ def _message(message: _Message, index: int) -> Message:
     )
 
 
-def _text(content: str | list[_Part] | None, index: int) -> str:
+def _text(content: str | list[_Part] | None, place: str, images: ImageRule) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    for part in content:
-        if part.type not in ("text", "refusal"):
-            raise Refusal(
-                "unsupported",
-                f"messages[{index}] holds a part of type {part.type!r}; this model reads text only.",
-                fix="Send text parts.",
-                param=f"messages[{index}].content",
-            )
-    return "".join(part.text for part in content)
+    return "".join(_part_text(part, f"{place}.content[{index}]", images) for index, part in enumerate(content))
+
+
+def _part_text(part: _Part, place: str, images: ImageRule) -> str:
+    if part.type in ("text", "refusal"):
+        return part.text or part.refusal
+    if part.type in _MEDIA and images == "placeholder":
+        return f"[{_MEDIA[part.type]} left out: this model reads text only]"
+    raise Refusal(
+        "unsupported",
+        f"{place} is a part of type {part.type!r}; this model reads text only.",
+        fix="Send text parts, or open the session with images='placeholder'.",
+        param=place,
+    )
 
 
 def _tool(tool: _Tool, index: int) -> ToolSpec:
+    place = f"tools[{index}]"
     if tool.type != "function":
-        raise Refusal("unsupported", f"tools[{index}] is of type {tool.type!r}; only functions are.", param="tools")
+        raise Refusal("unsupported", f"{place} is of type {tool.type!r}; only functions are.", param=place)
     function = tool.function
+    if function is None:
+        raise Refusal("invalid_request", f"{place} names no function.", param=f"{place}.function")
     return ToolSpec(function.name, function.description or "", function.parameters or {})
 
 
@@ -284,19 +339,18 @@ def _chunk(head: dict[str, Any], delta: dict[str, Any], finish: str | None) -> d
     return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]}
 
 
-def _encode_call(call: ToolCall, index: int | None = None) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    body = {"id": call.id, "type": "function", "function": function}
-    return body if index is None else {"index": index, **body}
+def _encode_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_deltas(call: ToolCall, index: int) -> list[dict[str, Any]]:
+    opening = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+    return [opening, *({"index": index, "function": {"arguments": piece}} for piece in pieces(call.arguments))]
 
 
 def _usage(reply: Reply) -> dict[str, int]:
     prompt, completion = reply.usage.prompt_tokens, reply.usage.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def _pieces(text: str) -> list[str]:
-    return [text[at : at + _CHUNK_CHARS] for at in range(0, len(text), _CHUNK_CHARS)]
 
 
 def _error(refusal: Refusal) -> dict[str, Any]:
