@@ -129,7 +129,8 @@ def test_the_object_has_what_the_api_has() -> None:
     reasoning, message, bash, patch, spawn = body["output"]
     assert reasoning["summary"] == [{"type": "summary_text", "text": "The bug is in a file."}]
     assert reasoning["encrypted_content"] == f"drivetrain.{REPLY_ID}"
-    assert message["content"][0]["text"] == response.output_text == "Let me look."
+    assert message["content"] == [{"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []}]
+    assert response.output_text == "Let me look."
     assert (bash["type"], bash["name"], bash["arguments"]) == ("function_call", "bash", '{"command": "ls"}')
     assert (patch["type"], patch["input"]) == ("custom_tool_call", "*** Begin")
     assert (spawn["name"], spawn["namespace"]) == ("spawn_agent", "multi_agent_v1")
@@ -175,9 +176,10 @@ def test_length_stop_is_incomplete() -> None:
 
 
 def test_custom_input_that_is_no_object_is_handed_over_as_sampled() -> None:
-    reply = reply_of(calls=(made(0, "apply_patch", '{"patch": "x"}'), made(1, "apply_patch", "*** Begin")))
+    sampled = ['{"patch": "x"}', '{"input": "x", "more": 1}', '{"input": 7}', '"text"', "*** Begin"]
+    reply = reply_of(calls=tuple(made(index, "apply_patch", text) for index, text in enumerate(sampled)))
     items = json.loads(DIALECT.encode(reply, call_for()))["output"]
-    assert [item["input"] for item in items] == ['{"patch": "x"}', "*** Begin"]
+    assert [item["input"] for item in items] == sampled
 
 
 def test_long_texts_go_out_in_pieces() -> None:
