@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from drivetrain.errors import DrivetrainError
+from drivetrain.gateway.redact import redact
 
 RefusalCode = Literal[
     "invalid_api_key",
@@ -75,7 +76,7 @@ class Refusal(DrivetrainError):
         retry_after_s: float | None = None,
         tokens: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(what, fix=fix)
+        super().__init__(redact(what), fix=fix)  # it may quote the request
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
