@@ -62,7 +62,8 @@ class RequestedSampling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Call(msgspec.Struct, frozen=True):
     """One decoded request of a harness. ``keys`` are the tolerant keys of ``messages`` where the dialect knows them.
 
-    ``origin`` holds the identity headers that came with it (:mod:`drivetrain.trace.origin`). ``wire`` is the dialect's
+    ``origin`` holds the identity headers that came with it (:mod:`drivetrain.trace.origin`), ``user_agent`` what the
+    client calls itself; neither holds a key. ``wire`` is the dialect's
     own: what encoding the reply needs of the request; nobody else reads it and it is not recorded.
     """
 
@@ -75,6 +76,7 @@ class Call(msgspec.Struct, frozen=True):
     requested: RequestedSampling = RequestedSampling()
     keys: tuple[bytes, ...] = ()
     origin: dict[str, str] = {}
+    user_agent: str = ""
     wire: dict[str, Any] = {}
 
 

@@ -13,6 +13,7 @@ from drivetrain.gateway.dialects.base import Action, Dialect, ServedModel, WireR
 from drivetrain.gateway.dialects.choose import DIALECTS, choose
 from drivetrain.gateway.keys import read_key
 from drivetrain.gateway.patience import Patience
+from drivetrain.gateway.provenance import read_user_agent
 from drivetrain.gateway.redact import redact_body
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import SESSION, defect_of, error_response, respond_json, respond_stream
@@ -82,7 +83,7 @@ async def _decode(request: web.Request, dialect: Dialect, session: Session) -> C
     )
     call = dialect.decode(wire, session)
     origin = read_origin(request.headers, secret=key)
-    return msgspec.structs.replace(call, origin=origin) if origin else call
+    return msgspec.structs.replace(call, origin=origin, user_agent=read_user_agent(request.headers, secret=key))
 
 
 @web.middleware

@@ -12,6 +12,7 @@ from drivetrain.gateway.delivery import Attempt, Flight, Served, request_digest
 from drivetrain.gateway.fence import Fence
 from drivetrain.gateway.knobs import check_supported
 from drivetrain.gateway.policy import SessionPolicy
+from drivetrain.gateway.provenance import ProvenanceBook
 from drivetrain.gateway.redact import guarded_logger
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sessions import Session, SessionStore
@@ -67,7 +68,13 @@ class Gateway:
         self.sessions = SessionStore(self.journal, lambda: self.fence.paused_s)
         self.recovered = self.sessions.recover()
         self._losses: set[asyncio.Task[None]] = set()
-        self._runner = TurnRunner(engine, codec, self.journal, self.fence)
+        self._book = ProvenanceBook(
+            self.journal,
+            engine=engine.name,
+            template_sha256=codec.template.sha256,
+            tokenizer_sha256=codec.tokenizer.sha256 or "",
+        )
+        self._runner = TurnRunner(engine, codec, self.journal, self.fence, self._book)
 
     async def open_session(
         self,
@@ -84,6 +91,17 @@ class Gateway:
         policy = policy or SessionPolicy(model=self.model)
         check_supported(policy.knobs, self.engine.name, honoured_knobs(self.engine))
         return await self.sessions.open(policy, labels=labels, session_id=session_id)
+
+    async def note_config_hashes(self, session_id: str, hashes: Mapping[str, str]) -> None:
+        """Record SHA-256 digests (hex) of the configuration files that a session's harness was started with, by name;
+        also after the session was sealed.
+
+        Raises:
+            ConfigError: a value is no digest.
+            Refusal: no such session.
+            JournalError: they could not be committed.
+        """
+        await self._book.note_config(session_id, self.sessions.get(session_id).provenance, hashes)
 
     async def seal_session(self, session_id: str) -> Session:
         """End a session: late calls get 409, late replies are dropped. What was lost until now is in the journal."""
@@ -164,7 +182,7 @@ class Gateway:
 
     async def _record_delivery(self, session: Session, turn: Turn, delivered: bool) -> None:
         try:
-            await self.journal.mark_delivered(session.id, turn.id, delivered)
+            await self.journal.mark_delivered(session.id, turn.id, delivered, at=turn.delivered_at)
         except JournalError as error:
             session.count("journal_failed")
             _log.warning("session %s: the delivery of turn %d is not in the journal: %s", session.id, turn.id, error)

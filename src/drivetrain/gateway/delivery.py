@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -215,7 +216,7 @@ class Delivery:
 
         ``on_lost`` is called when the connection turns out to have been reset with the reply unread.
         """
-        known, turn.delivered = turn.delivered, True
+        known = _deliver(turn)
         reply = self._replies.get(turn.body_sha256)
         if reply is not None and reply.turn is turn:
             reply.on_lost = on_lost
@@ -227,7 +228,7 @@ class Delivery:
 
     def continued(self, turn: Turn) -> bool:
         """A request continues a turn: its reply arrived. False when it counted as delivered before."""
-        known, turn.delivered = turn.delivered, True
+        known = _deliver(turn)
         reply = self._replies.get(turn.body_sha256)
         if reply is not None and reply.turn is turn:
             self._acknowledge(reply)
@@ -258,7 +259,7 @@ class Delivery:
 
     def _lose(self, reply: _Reply) -> None:
         if self._replies.get(reply.turn.body_sha256) is reply and reply.turn.delivered:
-            reply.turn.delivered = False
+            reply.turn.delivered, reply.turn.delivered_at = False, 0.0
             if reply.on_lost is not None:
                 reply.on_lost(reply.turn)
 
@@ -272,3 +273,11 @@ class Delivery:
 def _lineage(turn: Turn) -> tuple[int | None, dict[str, str], int]:
     """Where a turn hangs. Title calls and most sub-agents ask with other tools or headers than the main chain."""
     return turn.parent, turn.origin, turn.n_tools
+
+
+def _deliver(turn: Turn) -> bool:
+    """Mark a turn delivered, now; returns whether it was before."""
+    known = turn.delivered
+    if not known:
+        turn.delivered, turn.delivered_at = True, round(time.time(), 3)
+    return known

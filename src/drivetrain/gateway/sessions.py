@@ -25,6 +25,7 @@ from drivetrain.journal.writer import Journal
 from drivetrain.messages import Message, RequestedSampling
 from drivetrain.trace.conversation import request_of
 from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.provenance import SessionProvenance
 
 SessionState = Literal["open", "sealed"]
 
@@ -65,6 +66,7 @@ class Session:
         self.line = CallLine(policy.max_concurrent_calls, policy.max_queued_calls)
         self.rate = RateLimit(policy.rate_per_s, policy.rate_burst)
         self.key_issued_at = created_at
+        self.provenance = SessionProvenance()
         self.stop_condition: BudgetName | None = None
         """The budget that was used up when a call came, the latest."""
         for turn in self.graph:
@@ -267,4 +269,6 @@ def _restore(record: StoredSession, reader: JournalReader, clock: Callable[[], f
             session.stop_condition = event.detail["budget"]
         elif event.kind == "key_rotated":
             session.key_issued_at = event.at
+        else:
+            session.provenance.learn(event.kind, event.detail)
     return session

@@ -13,6 +13,7 @@ from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.fence import Fence, Passage
 from drivetrain.gateway.limits import call_clock
 from drivetrain.gateway.prompting import Prompt, prompt_of
+from drivetrain.gateway.provenance import ProvenanceBook
 from drivetrain.gateway.recording import Identity, Times, record_turn
 from drivetrain.gateway.redact import guarded_logger
 from drivetrain.gateway.refusal import Refusal
@@ -39,13 +40,15 @@ class TurnRunner:
         codec: the model's template, tokenizer, boundary and parser.
         journal: where a turn is committed before its reply is returned.
         fence: the gate every engine call passes.
+        book: where it is recorded who and what a session's calls come from.
     """
 
-    def __init__(self, engine: Engine, codec: TokenCodec, journal: Journal, fence: Fence) -> None:
+    def __init__(self, engine: Engine, codec: TokenCodec, journal: Journal, fence: Fence, book: ProvenanceBook) -> None:
         self._engine = engine
         self._codec = codec
         self._journal = journal
         self._fence = fence
+        self._book = book
 
     async def run(self, session: Session, call: Call, body_sha256: bytes, reply_id: str) -> Served:
         """Serve one call. When this returns, the turn is durable.
@@ -144,7 +147,7 @@ class TurnRunner:
     async def _note_progress(self, session: Session, turn: Turn) -> None:
         """A request that continues a turn proves that the turn's reply arrived."""
         if session.delivery.continued(turn):
-            await self._journal.mark_delivered(session.id, turn.id)
+            await self._journal.mark_delivered(session.id, turn.id, at=turn.delivered_at)
 
     async def _commit(self, session: Session, call: Call, prompt: Prompt, turn: Turn) -> None:
         """Make the turn durable and part of the graph: both or neither, also when the call is cancelled meanwhile."""
@@ -160,8 +163,15 @@ class TurnRunner:
                 session.graph, prompt.match, call.messages, call.tools, rerendered=prompt.rerendered
             )
             share_prompt(session.graph, turn)
-            turn.committed_at = time.time()
             try:
+                turn.provenance = await self._book.number(
+                    session.id,
+                    session.provenance,
+                    model=session.policy.model,
+                    labels=session.labels,
+                    user_agent=call.user_agent,
+                )
+                turn.committed_at = time.time()
                 await self._journal.add_turn(session.id, turn)
             except JournalError as error:
                 raise Refusal("journal_unavailable", error.what, fix=error.fix) from error

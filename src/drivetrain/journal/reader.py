@@ -15,6 +15,7 @@ from drivetrain.errors import ConfigError
 from drivetrain.journal.records import read_turns
 from drivetrain.journal.schema import check_version
 from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.provenance import SessionProvenance
 
 
 class StoredSession(msgspec.Struct, frozen=True):
@@ -77,6 +78,13 @@ class JournalReader:
             return [
                 StoredEvent(sid, kind, json.loads(text), at) for sid, kind, text, at in db.execute(query, (session_id,))
             ]
+
+    def provenance(self, session_id: str) -> SessionProvenance:
+        """Where the turns of a session come from."""
+        found = SessionProvenance()
+        for event in self.events(session_id):
+            found.learn(event.kind, event.detail)
+        return found
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:

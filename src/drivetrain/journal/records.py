@@ -10,7 +10,7 @@ import numpy as np
 
 from drivetrain.trace.turn import Turn, pack_ids, pack_logprobs
 
-_ARRAYS = ("delta_ids", "sampled_ids", "logprobs")
+_COLUMNS = ("delta_ids", "sampled_ids", "logprobs", "delivered", "delivered_at")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -22,10 +22,10 @@ def _field(info: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
     return info.name, info.type
 
 
-# Turn without its arrays: msgspec does not know numpy.
+# Turn without what has a column of its own; msgspec does not know numpy.
 _Record = msgspec.defstruct(
     "_Record",
-    [_field(info) for info in msgspec.structs.fields(Turn) if info.name not in (*_ARRAYS, "delivered")],
+    [_field(info) for info in msgspec.structs.fields(Turn) if info.name not in _COLUMNS],
     kw_only=True,
 )
 _decoder = msgspec.msgpack.Decoder(_Record)
@@ -37,17 +37,21 @@ INSERT_TURN = (
 SELECT_TURNS = "SELECT delta_ids, sampled_ids, logprobs, record, delivered FROM turns WHERE session_id = ? ORDER BY seq"
 
 
+def delivery_mark(delivered: bool, at: float) -> int:
+    """The ``delivered`` column: 0 = no, 1 = at an unknown time, else milliseconds since the epoch."""
+    return (round(at * 1000) or 1) if delivered else 0
+
+
 def turn_row(session_id: str, turn: Turn) -> tuple[Any, ...]:
     """Parameters of :data:`INSERT_TURN`."""
-    record = {
-        name: getattr(turn, name) for name in turn.__struct_fields__ if name not in _ARRAYS and name != "delivered"
-    }
+    record = {name: getattr(turn, name) for name in turn.__struct_fields__ if name not in _COLUMNS}
     arrays = (
         turn.delta_ids.astype("<i4").tobytes(),
         turn.sampled_ids.astype("<i4").tobytes(),
         turn.logprobs.astype("<f4").tobytes(),
     )
-    return (session_id, turn.id, session_id, *arrays, _encoder.encode(record), int(turn.delivered))
+    mark = delivery_mark(turn.delivered, turn.delivered_at)
+    return (session_id, turn.id, session_id, *arrays, _encoder.encode(record), mark)
 
 
 def read_turns(connection: sqlite3.Connection, session_id: str) -> list[Turn]:
@@ -61,6 +65,7 @@ def read_turns(connection: sqlite3.Connection, session_id: str) -> list[Turn]:
                 sampled_ids=pack_ids(np.frombuffer(sampled, dtype="<i4")),
                 logprobs=pack_logprobs(np.frombuffer(logprobs, dtype="<f4")),
                 delivered=bool(delivered),
+                delivered_at=delivered / 1000 if delivered > 1 else 0.0,
             )
         )
     return turns

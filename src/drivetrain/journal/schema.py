@@ -31,7 +31,7 @@ CREATE TABLE turns (
     sampled_ids BLOB NOT NULL,     -- little-endian int32
     logprobs BLOB NOT NULL,        -- little-endian float32
     record BLOB NOT NULL,          -- msgpack of everything else
-    delivered INTEGER NOT NULL DEFAULT 0,
+    delivered INTEGER NOT NULL DEFAULT 0,  -- 0 = no, 1 = at an unknown time, else milliseconds since the epoch
     PRIMARY KEY (session_id, turn_id)
 ) WITHOUT ROWID;
 CREATE TABLE events (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import ConfigError, InfrastructureError
-from drivetrain.journal.records import INSERT_TURN, turn_row
+from drivetrain.journal.records import INSERT_TURN, delivery_mark, turn_row
 from drivetrain.journal.schema import prepare
 from drivetrain.trace.turn import Turn
 
@@ -97,9 +97,9 @@ class Journal:
         row = turn_row(session_id, turn)
         await self._write(lambda db: db.execute(INSERT_TURN, row))
 
-    async def mark_delivered(self, session_id: str, turn_id: int, delivered: bool = True) -> None:
-        """The reply of a turn was sent; False when it turned out to be lost."""
-        values = (int(delivered), session_id, turn_id)
+    async def mark_delivered(self, session_id: str, turn_id: int, delivered: bool = True, *, at: float = 0.0) -> None:
+        """The reply of a turn was sent, at this time since the epoch if known; False when it turned out to be lost."""
+        values = (delivery_mark(delivered, at), session_id, turn_id)
         await self._write(
             lambda db: db.execute("UPDATE turns SET delivered = ? WHERE session_id = ? AND turn_id = ?", values)
         )
