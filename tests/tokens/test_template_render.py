@@ -53,10 +53,11 @@ def test_tail_is_what_a_full_render_appends(codec: TokenCodec, history: str, sam
     calls = tuple(ToolCall(f"c{i}", "bash", "{}") for i, m in enumerate(tail) if m.role == "tool")
     said = Message("assistant", sampled, tool_calls=calls)
     whole = codec.template.render([*head, said, *tail], [BASH])
-    before = codec.template.render([*head, said], [BASH], add_generation_prompt=False)
-    delta = codec.template.render_tail(tail, [BASH])
+    prompt = codec.template.render(head, [BASH])
+    stored = whole[len(prompt) : whole.index("<|im_end|>", len(prompt)) + len("<|im_end|>")]
+    delta = codec.continuation(codec.tokenizer.encode(stored), tail, [BASH], calls)
     assert delta is not None
-    assert before + delta == whole
+    assert prompt + stored + codec.tokenizer.decode(delta) == whole
 
 
 @given(sampled=st.lists(st.integers(3, 400), max_size=20), stopped=st.booleans(), tail=tails)

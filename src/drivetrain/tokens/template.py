@@ -198,13 +198,6 @@ class ChatTemplate:
                 fix="Use a template that takes these message roles and shapes.",
             ) from error
 
-    def render_tail(self, tail: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str | None:
-        """What ``tail`` adds after a closed turn, with the generation prompt; None if something before it changed."""
-        found = self.behind_turn(tail, tools)
-        if found is None or not found.followed.startswith(found.alone):
-            return None
-        return found.followed[len(found.alone) :]
-
     def behind_turn(
         self,
         tail: Sequence[Message],
