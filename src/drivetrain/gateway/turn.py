@@ -74,6 +74,10 @@ class TurnRunner:
         except asyncio.CancelledError:
             await self._note(session, "abandoned", body=body_sha256.hex()[:16])
             raise
+        except JournalError as error:
+            full = Refusal("journal_unavailable", error.what, fix=error.fix)
+            await self._note_refusal(session, full)
+            raise full from error
         except Exception as error:
             defect = report(error, f"a call of session {session.id}")
             await self._note_refusal(session, defect)
@@ -163,18 +167,15 @@ class TurnRunner:
                 session.graph, prompt.match, call.messages, call.tools, rerendered=prompt.rerendered
             )
             share_prompt(session.graph, turn)
-            try:
-                turn.provenance = await self._book.number(
-                    session.id,
-                    session.provenance,
-                    model=session.policy.model,
-                    labels=session.labels,
-                    user_agent=call.user_agent,
-                )
-                turn.committed_at = time.time()
-                await self._journal.add_turn(session.id, turn)
-            except JournalError as error:
-                raise Refusal("journal_unavailable", error.what, fix=error.fix) from error
+            turn.provenance = await self._book.number(
+                session.id,
+                session.provenance,
+                model=session.policy.model,
+                labels=session.labels,
+                user_agent=call.user_agent,
+            )
+            turn.committed_at = time.time()
+            await self._journal.add_turn(session.id, turn)
             session.graph.add(turn)
             session.delivery.committed(turn)
 
