@@ -18,10 +18,11 @@ from drivetrain.rollout.run_dir import RunDir
 from drivetrain.trace.export.files import written_whole
 from drivetrain.trace.export.parquet import StoredRow, read_parquet
 from drivetrain.trace.labels import infer_labels
-from drivetrain.trace.sample import rows_of
+from drivetrain.trace.sample import HarnessTrace, rows_of
 from drivetrain.trace.turn import pack_logprobs
 from tests.trace.test_graph_properties import Harness, play
 
+CONFIG = {"models.json": "ab" * 32}
 FORMATS = ["openenv", "atif", "sft", "parquet", "rows"]
 
 
@@ -47,7 +48,10 @@ async def run(tmp_path: Path) -> RunDir:
 async def add(folder: RunDir, journal: Journal, name: str, harness: Harness, **fields: Any) -> None:
     session = f"s-{name}"
     await journal.add_session(session, key_digest=name.encode(), policy=b"", labels={"rollout": name}, created_at=0)
+    await journal.add_event(session, "provenance", harness="pi", harness_version="1.6.0")
+    await journal.add_event(session, "config_hashes", sha256=CONFIG)
     for turn in harness.graph:
+        turn.provenance = 1
         await journal.add_turn(session, turn)
         await journal.mark_delivered(session, turn.id)
     folder.append(
@@ -65,6 +69,11 @@ async def add(folder: RunDir, journal: Journal, name: str, harness: Harness, **f
     )
 
 
+def without_provenance(row: HarnessTrace) -> HarnessTrace:
+    metadata = {name: value for name, value in row.metadata.items() if name != "provenance"}
+    return msgspec.structs.replace(row, metadata=metadata)
+
+
 def export(run: RunDir, form: str, *options: str) -> Result:
     return CliRunner().invoke(app, ["trace", "export", str(run.path), "--format", form, *options])
 
@@ -78,6 +87,9 @@ def test_openenv(run: RunDir) -> None:
     assert done.exit_code == 0, done.output
     good, dead = lines(run.path / "exports" / "openenv.jsonl")
     assert (good["rollout_id"], good["reward"], good["status"], good["agent_version"]) == ("good", 1.0, "ok", "1.6.0")
+    assert good["provenance"] == {
+        "records": [{"harness": "pi", "harness_version": "1.6.0"}], "config_sha256": CONFIG,
+    }  # fmt: skip
     assert (dead["rollout_id"], dead["reward"], dead["status"]) == ("dead", None, "infra_error")
     assert [turn["metadata"]["turn"] for turn in good["trace"]["turns"]] == [0, 1, 2]
     trained = sum(sum(turn["loss_mask"]) for turn in good["trace"]["turns"])
@@ -108,6 +120,8 @@ def test_atif_is_one_file_per_conversation(run: RunDir) -> None:
     found = [json.loads(file.read_text()) for file in files]
     rows = {result.rollout_id: len(result.rows) for result in run.results()}
     assert len(found) == rows["good"] + rows["dead"]
+    assert all(trajectory["extra"]["provenance"]["config_sha256"] == CONFIG for trajectory in found)
+    assert all(trajectory["extra"]["provenance"]["records"][0]["harness"] == "pi" for trajectory in found)
     assert {one["agent"]["version"] for one in found} == {"1.6.0"}
     assert all(file.name.endswith(".trajectory.json") for file in files)
 
@@ -125,7 +139,12 @@ def test_rows_and_parquet_hold_the_stored_rows(run: RunDir, tmp_path: Path) -> N
     assert export(run, "rows", "--out", str(tmp_path / "x" / "rows.jsonl")).exit_code == 0
     decode = msgspec.json.Decoder(StoredRow).decode
     plain = [decode(line) for line in (tmp_path / "x" / "rows.jsonl").read_bytes().splitlines()]
-    assert [item.row for item in plain] == stored
+    origins = [item.row.metadata["provenance"] for item in plain]
+    assert [without_provenance(item.row) for item in plain] == stored
+    record = {"harness": "pi", "harness_version": "1.6.0"}
+    assert [(said["records"], said["config_sha256"]) for said in origins] == [([record], CONFIG)] * len(plain)
+    assert [len(said["turns"]) for said in origins] == [len(row.metadata["turns"]) for row in stored]
+    assert {turn["policy_version_start"] for said in origins for turn in said["turns"]} == {0}
     done = export(run, "parquet", "-o", str(tmp_path / "x"))
     assert done.exit_code == 0, done.output
     assert read_parquet(tmp_path / "x" / "rows.parquet") == plain

@@ -91,3 +91,14 @@ async def test_errors_are_typed(rig: Rig, admin: Admin) -> None:
     assert (await refused("resume", {"policy_version": 1, "owner": "you"})) == (409, "fence_busy")
     assert (await refused("resume", {"policy_version": -1, "owner": "me"})) == (400, "config_error")
     assert (await admin.ask("POST", "resume", {"policy_version": 0, "owner": "me"}))[0] == 200
+
+
+async def test_config_hashes_of_a_remote_runner(rig: Rig, admin: Admin) -> None:
+    session, key = await rig.gateway.open_session()
+    route = f"sessions/{session.id}/provenance"
+    assert (await admin.ask("POST", f"{route}/config", {"a.json": "ab" * 32}, key))[0] == 401
+    assert (await admin.ask("POST", f"{route}/config", {"a.json": "secret"}))[0] == 400
+    assert (await admin.ask("POST", f"{route}/config", ["a"]))[0] == 400
+    assert (await admin.ask("POST", "sessions/none/provenance/config", {}))[0] == 404
+    assert (await admin.ask("POST", f"{route}/config", {"a.json": "ab" * 32}))[0] == 200
+    assert await admin.ask("GET", route) == (200, {"records": [], "config_sha256": {"a.json": "ab" * 32}})

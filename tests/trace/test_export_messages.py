@@ -16,6 +16,7 @@ from drivetrain.trace.export.atif import trajectories
 from drivetrain.trace.export.info import RolloutInfo
 from drivetrain.trace.export.sft import sft_lines
 from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.provenance import turn_provenance
 from drivetrain.trace.sample import rows_of
 from drivetrain.trace.turn import pack_logprobs
 from tests.trace.test_graph_properties import Harness, play, step
@@ -166,6 +167,7 @@ def test_atif_golden() -> None:
             "parent_turn": None,
             "fork_reason": "",
             "fork_detail": "",
+            "provenance": {"records": [], "config_sha256": {}},
         },
     }
     copied = [step.get("is_copied_context", False) for step in second["steps"]]
@@ -184,7 +186,7 @@ def metrics(graph: TraceGraph, number: int) -> dict[str, Any]:
         "prompt_token_ids": graph.prompt_ids(turn).tolist(),
         "completion_token_ids": turn.sampled_ids.tolist(),
         "logprobs": turn.logprobs.tolist(),
-        "extra": {"untrained": "", "policy_version_start": 0, "policy_version_end": 0},
+        "extra": {"untrained": ""} | turn_provenance(turn),
     }
 
 

@@ -25,6 +25,8 @@ from drivetrain.trace.export.parquet import StoredRow, write_parquet
 from drivetrain.trace.export.sft import sft_lines
 from drivetrain.trace.graph import TraceGraph
 from drivetrain.trace.labels import relabelled
+from drivetrain.trace.provenance import session_provenance, turn_provenance
+from drivetrain.trace.sample import HarnessTrace
 from drivetrain.training.rows import is_trainable
 
 
@@ -124,8 +126,23 @@ class _Job(msgspec.Struct, frozen=True):
                 graph = reader.graph(result.session_id, session_tag(result.session_id))
                 yield result, relabelled(graph, hints=rules.get(result.agent, ()))
 
+    def info(self, result: RolloutResult) -> RolloutInfo:
+        """What an export says about a rollout."""
+        version = str((result.harness.get("versions") or {}).get("agent", "unknown"))  # "pi 1.6.0"
+        return RolloutInfo(
+            rollout_id=result.rollout_id,
+            session_id=result.session_id,
+            task_id=result.task_id,
+            agent=result.agent,
+            agent_version=version.removeprefix(f"{result.agent} "),
+            group=result.group,
+            status=result.status,
+            reward=result.reward,
+            provenance=JournalReader(self.run.journal).provenance(result.session_id),
+        )
+
     def rows(self) -> list[StoredRow]:
-        """Every row with its rollout."""
+        """Every row with its rollout; ``provenance`` in its metadata says where its turns come from."""
         return [
             StoredRow(
                 rollout_id=result.rollout_id,
@@ -136,22 +153,21 @@ class _Job(msgspec.Struct, frozen=True):
                 row=row,
             )
             for result in self.results
-            for row in result.rows
+            for row in self._rows(result)
         ]
 
-
-def _info(result: RolloutResult) -> RolloutInfo:
-    version = str((result.harness.get("versions") or {}).get("agent", "unknown"))  # "pi 1.6.0"
-    return RolloutInfo(
-        rollout_id=result.rollout_id,
-        session_id=result.session_id,
-        task_id=result.task_id,
-        agent=result.agent,
-        agent_version=version.removeprefix(f"{result.agent} "),
-        group=result.group,
-        status=result.status,
-        reward=result.reward,
-    )
+    def _rows(self, result: RolloutResult) -> list[HarnessTrace]:
+        if not result.session_id:
+            return result.rows
+        reader = JournalReader(self.run.journal)
+        graph = reader.graph(result.session_id, session_tag(result.session_id))
+        origin = reader.provenance(result.session_id)
+        rows = []
+        for row in result.rows:
+            turns = [graph[number] for number in row.metadata.get("turns", ()) if number in graph]
+            said = session_provenance(origin, turns) | {"turns": [turn_provenance(turn) for turn in turns]}
+            rows.append(msgspec.structs.replace(row, metadata={**row.metadata, "provenance": said}))
+        return rows
 
 
 def _write_openenv(path: Path, job: _Job) -> str:
@@ -166,7 +182,7 @@ def _write_openenv(path: Path, job: _Job) -> str:
             turns += len(trace["turns"])
             trained += sum(sum(turn["loss_mask"]) for turn in trace["turns"])
             faults += len(findings)
-            yield {**msgspec.to_builtins(_info(result)), "trace": trace, "findings": msgspec.to_builtins(findings)}
+            yield {**msgspec.to_builtins(job.info(result)), "trace": trace, "findings": msgspec.to_builtins(findings)}
 
     count = _write_lines(path, lines())
     return f"{count} traces, {turns} turns, {trained} trained tokens, {faults} findings"
@@ -176,7 +192,7 @@ def _write_sft(path: Path, job: _Job) -> str:
     lines = (
         line
         for result, graph in job.traced()
-        for line in sft_lines(graph, _info(result), result.rows, only_trainable=job.only_trainable)
+        for line in sft_lines(graph, job.info(result), result.rows, only_trainable=job.only_trainable)
     )
     return f"{_write_lines(path, lines)} conversations"
 
@@ -202,7 +218,7 @@ _WRITERS: dict[Format, Callable[[Path, _Job], str]] = {
 def _write_atif(folder: Path, job: _Job, force: bool) -> str:
     files: dict[Path, dict[str, Any]] = {}
     for result, graph in job.traced():
-        found = trajectories(graph, _info(result), result.rows, only_trainable=job.only_trainable)
+        found = trajectories(graph, job.info(result), result.rows, only_trainable=job.only_trainable)
         for index, trajectory in enumerate(found):
             files[folder / f"{result.rollout_id}.{index}.trajectory.json"] = trajectory
     check_free(list(files), force=force)

@@ -64,6 +64,18 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
         session = gateway.sessions.get(request.match_info["id"])
         return _json({"rows": rows_of(session.graph, session_id=session.id)})
 
+    async def note_config_hashes(request: web.Request) -> web.Response:
+        session = gateway.sessions.get(request.match_info["id"])
+        try:
+            hashes = msgspec.json.decode(await request.read(), type=dict[str, str])
+            await gateway.note_config_hashes(session.id, hashes)
+        except (msgspec.MsgspecError, ConfigError) as error:
+            raise Refusal("invalid_request", str(error)) from error
+        return _json(session.provenance)
+
+    async def show_provenance(request: web.Request) -> web.Response:
+        return _json(gateway.sessions.get(request.match_info["id"]).provenance)
+
     async def seal_session(request: web.Request) -> web.Response:
         return _json(_summary(await gateway.seal_session(request.match_info["id"])))
 
@@ -94,6 +106,8 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
     app.router.add_get("/admin/sessions", list_sessions)
     app.router.add_get("/admin/sessions/{id}", show_session)
     app.router.add_get("/admin/sessions/{id}/rows", show_rows)
+    app.router.add_get("/admin/sessions/{id}/provenance", show_provenance)
+    app.router.add_post("/admin/sessions/{id}/provenance/config", note_config_hashes)
     app.router.add_delete("/admin/sessions/{id}", seal_session)
     app.router.add_delete("/admin/sessions/{id}/key", revoke_key)
     app.router.add_post("/admin/sessions/{id}/key", rotate_key)

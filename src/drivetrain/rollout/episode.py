@@ -115,7 +115,13 @@ class EpisodeRunner:
         built, harness = self._tasks[spec.task_id], self._harnesses[spec.agent]
         session, key = await self._gateway.open_session(
             self._policy(spec),
-            labels={"rollout": spec.rollout_id, "task": spec.task_id, "agent": spec.agent, "group": str(spec.group)},
+            labels={
+                "rollout": spec.rollout_id,
+                "task": spec.task_id,
+                "agent": spec.agent,
+                "agent_version": harness.bundle.version,
+                "group": str(spec.group),
+            },
         )
         result.session = session
         workspace: Workspace | None = None
@@ -125,6 +131,7 @@ class EpisodeRunner:
             result.timings["workspace"] = time.monotonic() - clock
             outcome = await self._harness(harness, workspace, built, key)
             await self._gateway.seal_session(session.id)
+            await self._gateway.note_config_hashes(session.id, {"harness_config": outcome.config_sha256})
             self._keep_logs(spec, outcome)
             result.harness(outcome)
             if result.status != "infra_error":

@@ -21,6 +21,7 @@ from drivetrain.trace.export.info import RolloutInfo
 from drivetrain.trace.export.openai import conversation, tool_dict
 from drivetrain.trace.export.selection import trained_turns, why_untrained
 from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.provenance import session_provenance, turn_provenance
 from drivetrain.trace.sample import HarnessTrace
 from drivetrain.trace.turn import Turn
 
@@ -79,6 +80,7 @@ def _trajectory(
             "parent_turn": first.parent,
             "fork_reason": first.fork_reason,
             "fork_detail": first.fork_detail,
+            "provenance": session_provenance(info.provenance, chain.turns),
         },
     }
 
@@ -146,11 +148,7 @@ def _metrics(graph: TraceGraph, turn: Turn, trained: frozenset[int]) -> dict[str
         "completion_tokens": len(turn.sampled_ids),
         "prompt_token_ids": graph.prompt_ids(turn).tolist(),
         "completion_token_ids": turn.sampled_ids.tolist(),
-        "extra": {
-            "untrained": why_untrained(turn, trained),
-            "policy_version_start": turn.policy_version_start,
-            "policy_version_end": turn.policy_version_end,
-        },
+        "extra": {"untrained": why_untrained(turn, trained), **turn_provenance(turn)},
     }
     if len(turn.logprobs) == len(turn.sampled_ids) and np.all(np.isfinite(turn.logprobs)):
         metrics["logprobs"] = turn.logprobs.tolist()

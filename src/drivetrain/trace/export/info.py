@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from drivetrain.trace.provenance import SessionProvenance
+
 
 class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity and outcome of one rollout. ``reward`` None = ungraded, never 0.0 (design invariant 8)."""
+    """Identity, origin and outcome of one rollout. ``reward`` None = ungraded, never 0.0 (design invariant 8)."""
 
     rollout_id: str
     session_id: str = ""
@@ -16,3 +18,4 @@ class RolloutInfo(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 0
     status: str = "ok"
     reward: float | None = None
+    provenance: SessionProvenance = msgspec.field(default_factory=SessionProvenance)
