@@ -93,6 +93,21 @@ def reserialised(text: str, **options: Any) -> str:
     return json.dumps(json.loads(text), **{"ensure_ascii": False, **options})
 
 
+def key_order(text: str) -> str:
+    return json.dumps(dict(reversed(json.loads(text).items())), ensure_ascii=False)
+
+
+def whole_numbers(text: str) -> str:
+    assert "5000.0" in text
+    return text.replace("5000.0", "5000")
+
+
+def rounded(text: str) -> str:
+    """To the nearest double."""
+    assert "9007199254740993" in text
+    return text.replace("9007199254740993", "9007199254740992")
+
+
 def as_javascript(text: str) -> str:
     """All at once: compact, doubles for numbers, escapes."""
     value = json.loads(text, parse_int=lambda number: int(float(number)), parse_float=lambda number: int(float(number)))
@@ -126,6 +141,10 @@ def renamed_ids(history: Messages) -> Messages:
     assert renamed != text or len(history) == 2
     found: Messages = json.loads(renamed)
     return found
+
+
+def javascript_without_ids(history: Messages) -> Messages:
+    return renamed_ids(arguments(as_javascript)(history))
 
 
 def text_parts(history: Messages) -> Messages:

@@ -78,6 +78,7 @@ async def test_each_prompt_is_stored_ids_plus_delta(start_rig: StartRig) -> None
     assert_sound(rig, session.id)
 
 
+@pytest.mark.case("A2")
 async def test_odd_tokens_survive_where_a_rerender_breaks(
     start_rig: StartRig, tiny_model: ModelDir, codec: TokenCodec
 ) -> None:
@@ -142,6 +143,7 @@ async def test_dropped_assistant_turn(start_rig: StartRig) -> None:
     assert_sound(rig, session.id)
 
 
+@pytest.mark.case("C10")
 async def test_cut_turn_is_length_and_continues_verbatim(start_rig: StartRig) -> None:
     rig = await start_rig([bash_call("a very long command " * 20), "short"])
     session, client = await rig.session(max_tokens_per_turn=30)
@@ -157,6 +159,7 @@ async def test_cut_turn_is_length_and_continues_verbatim(start_rig: StartRig) ->
     assert_sound(rig, session.id)
 
 
+@pytest.mark.case("C3")
 async def test_twin_prompts_are_siblings(start_rig: StartRig) -> None:
     rig = await start_rig(["one", "two"])
     session, client = await rig.session()
@@ -221,6 +224,7 @@ async def test_equal_request_in_flight_is_joined(start_rig: StartRig, tiny_model
     assert len(engine.calls) == len(session.graph) == 1
 
 
+@pytest.mark.case("C3")
 async def test_equal_bodies_of_different_agents_are_two_turns(start_rig: StartRig, tiny_model: ModelDir) -> None:
     """Twin sub-agents ask the same at the same time; their headers tell them apart (case row C3)."""
     engine = ScriptedEngine.from_lines([], tiny_model, then=ScriptedReply(text="ok", delay_s=0.2))

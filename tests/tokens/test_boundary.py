@@ -82,6 +82,7 @@ def test_a_closing_the_tokenizer_does_not_know_is_refused(codec: TokenCodec) -> 
         detect_boundary(MISTRAL, codec.tokenizer)
 
 
+@pytest.mark.case("A12")
 @with_corpus
 def test_glm_stop_token_is_the_next_header_once() -> None:
     codec = codec_of("glm4moe")
@@ -95,6 +96,7 @@ def test_glm_stop_token_is_the_next_header_once() -> None:
     assert tokenizer().token_id("<|assistant|>") not in codec.stop_ids
 
 
+@pytest.mark.case("A12")
 @with_corpus
 def test_harmony_keeps_its_return_token_or_forks() -> None:
     said = "<|channel|>final<|message|>ok<|return|>"
@@ -143,6 +145,7 @@ def test_llama_other_end_is_kept() -> None:
     assert continued(codec, "x<|eom_id|>", USER) == continued(codec, "x<|eot_id|>", USER)
 
 
+@pytest.mark.case("A9", "A13")
 @with_corpus
 @pytest.mark.parametrize(("name", "keeps"), [("qwen3", True), ("qwen3_6", True), ("qwen3_8", True)])
 def test_reasoning_policy(name: str, keeps: bool) -> None:

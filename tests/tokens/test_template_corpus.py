@@ -59,6 +59,7 @@ def conversations(draw: st.DrawFn) -> tuple[list[Message], Message, list[Message
     return history, turn, tail
 
 
+@pytest.mark.case("A5", "A6", "A13")
 @pytest.mark.parametrize("name", ORIGINALS)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(conversation=conversations(), cut=st.booleans())
@@ -102,6 +103,7 @@ def test_the_property_was_tried() -> None:
     assert len(tried) > len(ran) / 2 and tried.total() > len(ran), tried
 
 
+@pytest.mark.case("A13")
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_negative_verdicts_are_real(name: str) -> None:
     for finding in check_of(name).findings:
@@ -154,6 +156,7 @@ def test_kept_text_leaves_the_environment_as_it_was(name: str) -> None:
         assert all(message.content.split()[0] in behind.rest for message in shape.tail), finding
 
 
+@pytest.mark.case("A13")
 def test_report_is_up_to_date() -> None:
     checks = {name: check_of(name) for name in NAMES}
     fresh: str = script().report(checks)
@@ -164,6 +167,7 @@ def test_every_template_of_the_corpus_has_a_family() -> None:
     assert {check_of(name).family for name in NAMES} >= {"chatml", "llama3", "gemma", "gemma4", "glm", "harmony", "phi"}
 
 
+@pytest.mark.case("A13")
 @pytest.mark.parametrize(
     ("name", "later_user"),
     [("qwen3_instruct_2507", True), ("qwen3_8", True), ("qwen3_training", True), ("qwen3", False), ("qwen3_6", False),

@@ -27,6 +27,7 @@ def call(arguments: str, call_id: str = "a", name: str = "f") -> Message:
     return Message("assistant", "text", tool_calls=(ToolCall(call_id, name, arguments),))
 
 
+@pytest.mark.case("A4")
 @given(st.dictionaries(st.text(), json_values))
 def test_reserialised_arguments_are_the_same(value: dict[str, object]) -> None:
     compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))

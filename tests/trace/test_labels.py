@@ -36,6 +36,7 @@ def trained(play: Play) -> list[int]:
     return [turn for row in rows_of(play.graph) for turn in row.metadata["trained_turns"]]
 
 
+@pytest.mark.case("C1")
 @pytest.mark.parametrize("first", [True, False])
 def test_title_call_is_kept_and_not_trained(first: bool) -> None:
     """C1: OpenCode's title call, sent first or while the agent works."""
@@ -80,6 +81,7 @@ def spawn(play: Play, *prompts: str, tool: str = "task") -> tuple[list[Any], Tur
     return list(OPENING), turn
 
 
+@pytest.mark.case("C3", "C4")
 def test_twin_sub_agents_stay_siblings_and_are_trained() -> None:
     """C3, C4: the same prompt twice; one twin stops after one call and looks like a discarded retry."""
     play = Play()
@@ -103,6 +105,7 @@ def test_twin_sub_agents_stay_siblings_and_are_trained() -> None:
     assert_sound(play)
 
 
+@pytest.mark.case("C4")
 def test_twin_that_stops_early_and_answers_later_is_no_retry() -> None:
     """C4: even one after the other, a delivered answer that said something was not discarded."""
     play = Play()
@@ -163,6 +166,7 @@ def compact(play: Play, style: str) -> tuple[Turn, Turn, Turn]:
     return turns[-1], summary, play.ask(after, "Now I fix it.", [("bash", {"command": "fix"})])
 
 
+@pytest.mark.case("C6")
 @pytest.mark.parametrize("style", ["claude", "codex", "opencode", "pi"])
 def test_compaction(style: str) -> None:
     """C6, drift row "compacts": the summary belongs to the old chain, the new root is its continuation."""
@@ -214,6 +218,7 @@ def test_sub_agents_answer_in_the_next_prompt_is_no_compaction() -> None:
     assert infer_labels(play.graph)[4].parent_call == again.id
 
 
+@pytest.mark.case("C8")
 def test_several_agent_roots_are_all_trained() -> None:
     """C8: the system prompt changes in the middle; each root is the agent."""
     play = Play()
@@ -240,6 +245,7 @@ def test_sub_agent_with_a_clock_stays_a_sub_agent() -> None:
     assert [inferred[i].parent_call for i in range(1, 4)] == [parent.id] * 3
 
 
+@pytest.mark.case("C15")
 def test_interleaved_agents_give_one_row_each() -> None:
     """C15: A, B, A, B is two chains, not a fork at each switch."""
     play = Play()
@@ -272,6 +278,7 @@ def test_a_shrinking_limit_is_no_probe() -> None:
     assert labels(play) == ["agent"] * 3
 
 
+@pytest.mark.case("C4")
 @pytest.mark.parametrize(
     ("text", "fields"),
     [("", {}), ("Hello?", {"delivered": False}), ("<tool_call>{", {"notes": ("malformed_tool_call",)})],
