@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from drivetrain.gateway.dialects.surrogates import replace_lone_surrogates
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import ToolSpec
 
@@ -139,7 +140,7 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str:
     """The free text of a custom tool's call; what is not ``{"input": text}`` is handed over as it was sampled."""
     try:
-        value = json.loads(arguments)
+        value = json.loads(replace_lone_surrogates(arguments))  # half a pair has no spelling outside an escape
     except (ValueError, RecursionError):
         return arguments
     if isinstance(value, dict) and set(value) == {"input"} and isinstance(value["input"], str):
