@@ -51,7 +51,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, special tokens recognised, none added."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        except TypeError:  # half a surrogate pair, which no token spells
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return list(self._backend.encode(whole, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` with special tokens spelled out (nothing vanishes); broken UTF-8 becomes U+FFFD."""

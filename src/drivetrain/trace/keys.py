@@ -22,7 +22,11 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def _digest(*parts: Any) -> Key:
-    return hashlib.blake2b(_encode(parts), digest_size=_SIZE).digest()
+    try:
+        spelled = _encode(parts)
+    except UnicodeEncodeError:  # half a surrogate pair, escaped in a call's arguments, has no UTF-8
+        spelled = json.dumps(parts, sort_keys=True).encode()
+    return hashlib.blake2b(spelled, digest_size=_SIZE).digest()
 
 
 def _argument_value(text: str) -> Any:
