@@ -323,6 +323,32 @@ async def test_paused_time_is_counted(engine: ScriptedEngine) -> None:
     assert fence.paused_s == after
 
 
+async def test_two_updates_of_one_name_do_not_share_a_pause(engine: ScriptedEngine) -> None:
+    fence = Fence(engine)
+    async with fence.paused(owner="t") as update:
+        with pytest.raises(FenceBusy):
+            async with fence.paused(owner="t"):
+                pass
+        update.version = 1
+    assert fence.status().state == "open"
+
+
+async def test_a_failed_pause_is_not_taken_over_while_it_is_being_resumed(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence = Fence(engine, max_pause_s=SLOW)
+    reset = asyncio.Event()
+    monkeypatch.setattr(engine, "reset_prefix_cache", reset.wait)
+    await fence.pause(owner="slow")
+    resuming = asyncio.create_task(fence.resume(1, owner="slow"))
+    while not fence.status().failed:  # noqa: ASYNC110
+        await asyncio.sleep(SLOW)
+    with pytest.raises(FenceBusy):
+        await fence.pause(owner="other")
+    reset.set()
+    assert (await resuming).state == "open"
+
+
 async def test_a_trainer_in_another_thread(engine: ScriptedEngine) -> None:
     fence = Fence(engine)
     threads = ThreadFence(fence, asyncio.get_running_loop())

@@ -15,6 +15,7 @@ from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.provenance import read_user_agent
 from drivetrain.gateway.sessions import Session
 from drivetrain.journal.reader import JournalReader
+from drivetrain.journal.records import delivery_mark
 from drivetrain.tokens.codec import TokenCodec
 from drivetrain.trace.provenance import session_provenance, turn_provenance
 from tests.gateway.conftest import Rig, StartRig
@@ -128,6 +129,10 @@ async def test_a_client_that_renames_itself_cannot_fill_the_journal(start_rig: S
     assert session.provenance.of(session.graph[39]) == msgspec.structs.replace(
         session.provenance.records[0], harness="", harness_version="", user_agent=""
     )
+
+
+def test_delivery_marks_of_older_journals_stay_readable() -> None:
+    assert [delivery_mark(*mark) for mark in ((False, 5.0), (True, 0.0), (True, 1.5))] == [0, 1, 1500]
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,18 @@ class Gateway:
         codec: token side of the engine's model.
         journal_path: SQLite file; sessions found in it are open again under their old keys.
         model: served model name.
+        max_pause_s: how long a weight update may take (:class:`~drivetrain.gateway.fence.Fence`).
+
+    Attributes:
+        fence: close it while weights change.
 
     Raises:
         ConfigError: the journal is in use or unreadable; the engine serves another template or tokenizer.
     """
 
-    def __init__(self, engine: Engine, codec: TokenCodec, journal_path: Path, *, model: str) -> None:
+    def __init__(
+        self, engine: Engine, codec: TokenCodec, journal_path: Path, *, model: str, max_pause_s: float = 600.0
+    ) -> None:
         self.identity = check_identity(
             engine,
             name=engine.name,
@@ -64,7 +70,7 @@ class Gateway:
         self.codec = codec
         self.model = model
         self.journal = Journal(journal_path)
-        self.fence = Fence(engine)
+        self.fence = Fence(engine, max_pause_s=max_pause_s)
         self.sessions = SessionStore(self.journal, lambda: self.fence.paused_s)
         self.recovered = self.sessions.recover()
         self._losses: set[asyncio.Task[None]] = set()

@@ -256,7 +256,7 @@ class Fence:
         """
         self._check(mode, deadline_s, on_deadline)
         before = self._pause
-        if before is not None and not before.failed:
+        if before is not None and (not before.failed or before.resuming):
             return await self._join(before, mode, owner)
         pause = self._pause = _Pause(owner, mode, self._engine.policy_version)
         if before is not None:  # take over: whoever failed may have left half an update behind
@@ -330,6 +330,7 @@ class Fence:
         owner: str = "",
     ) -> AsyncIterator[Update]:
         """Change weights in the body and set ``version`` of what it is given (unless the engine counts by itself).
+        ``owner`` is made unique: who comes second gets :class:`FenceBusy`.
 
         When the body raises, nobody knows what the weights are: the pause has failed (see the class), and the gate
         stays closed until somebody pauses and resumes with sound weights.
@@ -337,7 +338,7 @@ class Fence:
         Raises:
             ConfigError: no version was given; also what :meth:`pause` and :meth:`resume` raise.
         """
-        owner = owner or f"update-{secrets.token_hex(4)}"
+        owner = f"{owner or 'update'}-{secrets.token_hex(4)}"  # no second body may join this pause
         before = (await self.pause(mode, deadline_s=deadline_s, on_deadline=on_deadline, owner=owner)).policy_version
         update = Update()
         try:

@@ -87,7 +87,6 @@ class LiveRollouts:
 
         Raises:
             MaskedFractionExceeded: too many sampled tokens were lost to faults so far.
-            FenceTimeout: an engine call that outlived its episode did not end.
         """
         self._step = step
         if self._runner is not None:
@@ -103,7 +102,8 @@ class LiveRollouts:
         )
         assert self._runner.gateway is not None
         fence = ThreadFence(self._runner.gateway.fence, asyncio.get_running_loop())
-        self._publish = fenced_sync(fence, lambda step: engine.update_weights(None, step))
+        # Episodes have ended when weights move. A call that outlived its episode is held: it must not stop the run.
+        self._publish = fenced_sync(fence, lambda step: engine.update_weights(None, step), on_deadline="hold")
 
     async def _episode(self, request: EpisodeRequest) -> RolloutResult:
         assert self._runner is not None
