@@ -120,7 +120,7 @@ def message_to_template(message: Message, wire: Wire = PLAIN_WIRE) -> dict[str, 
 def _arguments(text: str) -> Any:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
 
@@ -192,7 +192,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._variables,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise TemplateRefused(
                 f"the chat template refused the conversation: {error}",
                 fix="Use a template that takes these message roles and shapes.",
