@@ -119,6 +119,8 @@ def test_events_follow_the_grammar_and_the_types(one: Reply) -> None:
     assert GRAMMAR.fullmatch(spell(events)), spell(events)
     for event in events:
         strict(EVENTS[event["type"]], event)
+    opened = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert all(not block.get(field) for block in opened for field in ("text", "thinking", "signature", "input"))
     indexes = [event["index"] for event in events if event["type"] == "content_block_start"]
     assert indexes == list(range(len(indexes)))
     current = -1

@@ -278,6 +278,7 @@ def assert_one_chain(graph: TraceGraph, turns: int = 12) -> None:
     assert graph.path(last) == found
 
 
+@pytest.mark.case("A4", "A9", "A10")
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda f: f.__name__)
 async def test_twelve_turns_stay_one_chain(start_rig: StartRig, rewrite: Callable[[list[Block]], None]) -> None:
     c = await clients(await start_rig([one_call(index) for index in range(12)]))
