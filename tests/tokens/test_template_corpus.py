@@ -159,10 +159,17 @@ def test_kept_text_leaves_the_environment_as_it_was(name: str) -> None:
 @pytest.mark.case("A13")
 def test_report_is_up_to_date() -> None:
     checks = {name: check_of(name) for name in NAMES}
-    fresh: str = script().report(checks)
+    fresh: str = script().report(checks, [name for name in templates() if not templates()[name].renders_tools])
     assert script().REPORT.read_text(encoding="utf-8") == fresh, "run scripts/template-report"
 
 
+def test_every_fork_of_the_corpus_has_its_reason() -> None:
+    forks = {(c.family, f.shape) for c in map(check_of, NAMES) for f in c.findings if script().mark(f) == "F"}
+    assert len(forks) > 10
+    assert [fork for fork in sorted(forks) if not script().fork_reason(*fork)] == []
+
+
+@pytest.mark.case("A13")
 def test_every_template_of_the_corpus_has_a_family() -> None:
     assert {check_of(name).family for name in NAMES} >= {"chatml", "llama3", "gemma", "gemma4", "glm", "harmony", "phi"}
 

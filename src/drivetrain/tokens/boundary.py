@@ -130,10 +130,12 @@ def detect_boundary(template: ChatTemplate, tokenizer: Tokenizer) -> Boundary:
 def _family_of(template: ChatTemplate) -> Family:
     last = template.assistant_close()
     middle = template.behind_turn((_NEXT,))  # None: the template hides earlier answers
-    for family in FAMILIES:
-        endings = {closing + eos for closing in family.last_closings for eos in ("", template.eos_token)}
-        seen = bool(last) if middle is None else middle.followed.startswith(family.mid_closing)
-        if seen and last in endings:
+    seen = [f for f in FAMILIES if (last if middle is None else middle.followed.startswith(f.mid_closing))]
+    for family in seen:
+        if last in _endings(family, template):
+            return family
+    for family in seen if template.ignores_generation_flag() else ():  # its generation prompt stands behind the ending
+        if any(ending and last.startswith(ending) for ending in _endings(family, template)):
             return family
     known = ", ".join(family.name for family in FAMILIES)
     shown = last or (middle.followed[:40] if middle else "")
@@ -141,6 +143,10 @@ def _family_of(template: ChatTemplate) -> Family:
         f"the chat template closes an assistant turn with {shown!r}, which no known template family does.",
         fix=f"Use a model of one of these families: {known}; or declare the family in drivetrain/tokens/families.py.",
     )
+
+
+def _endings(family: Family, template: ChatTemplate) -> set[str]:
+    return {closing + eos for closing in family.last_closings for eos in ("", template.eos_token)}
 
 
 def _special_id(tokenizer: Tokenizer, token: str) -> int | None:

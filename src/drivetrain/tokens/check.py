@@ -18,6 +18,7 @@ import msgspec
 from drivetrain.cache import cache_root, content_key
 from drivetrain.messages import Message, ToolSpec
 from drivetrain.tokens.boundary import Behind, Boundary, detect_boundary
+from drivetrain.tokens.call_ids import in_style
 from drivetrain.tokens.shapes import CUT, PROBE_TOOLS, SHAPES, Shape
 from drivetrain.tokens.template import ChatTemplate, TemplateRefused, shared_start
 from drivetrain.tokens.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ CAUSES: dict[Cause, str] = {
     "dropped": "the template leaves out a message of the tail",
     "raised": "the template refuses these messages",
 }
-_VERSION = 1
+_VERSION = 2
 _SHOWN = 60
 
 
@@ -129,6 +130,8 @@ class _Checker:
         self.tools = tools
 
     def finding(self, shape: Shape) -> Finding:
+        messages = tuple(in_style([*shape.history, *shape.tail], self.template.wire.call_ids))  # as if sampled so
+        shape = shape._replace(history=messages[: len(shape.history)], tail=messages[len(shape.history) :])
         try:
             return self._finding(shape)
         except TemplateRefused as error:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import msgspec
+
 from drivetrain.errors import ConfigError
 from drivetrain.messages import Message, ToolCall, ToolSpec
 from drivetrain.tokens.boundary import Boundary, detect_boundary
+from drivetrain.tokens.call_ids import rename
 from drivetrain.tokens.check import ReasoningPolicy, TemplateCheck, check_template
 from drivetrain.tokens.parse import Parsed, Parser, get_parser
 from drivetrain.tokens.shapes import shapes_like
@@ -101,6 +104,7 @@ class TokenCodec:
         shapes = shapes_like(tail, cut=self.boundary.needs_close(sampled), reasoning=literal)
         if not self.check.allows(shapes, policy):
             return None
+        tail, calls = self._in_own_ids(sampled, tail, tools, calls)
         anchored = self.template.behind_turn(tail, tools, self._answered(sampled, tail, tools, calls))
         behind = None if anchored is None else self.boundary.cut_tail(anchored)
         if behind is None:
@@ -109,6 +113,21 @@ class TokenCodec:
         if literal and said is not None and said != behind.close:
             return None
         return self.boundary.bridge(sampled, behind, self.tokenizer)
+
+    def _in_own_ids(
+        self, sampled: Sequence[int], tail: Sequence[Message], tools: Sequence[ToolSpec], calls: Sequence[ToolCall]
+    ) -> tuple[Sequence[Message], Sequence[ToolCall]]:
+        """The tail and the calls it answers under the ids that the policy sampled, where the template writes ids."""
+        results = list(itertools.takewhile(lambda message: message.role == "tool", tail))
+        if self.template.wire.call_ids == "any" or not results:
+            return tail, calls
+        said = [call.id for call in self.parse(sampled, tools=tools).calls]
+        served = [call.id for call in calls]
+        if not {message.tool_call_id for message in results} <= set(served):  # renamed by the harness: in order
+            served = [message.tool_call_id for message in results]
+        ids = {ours: own for ours, own in zip(served, said, strict=False) if own}
+        own_calls = [msgspec.structs.replace(call, id=ids.get(call.id, call.id)) for call in calls]
+        return [rename(message, ids) for message in tail], own_calls
 
     def _answered(
         self, sampled: Sequence[int], tail: Sequence[Message], tools: Sequence[ToolSpec], calls: Sequence[ToolCall]

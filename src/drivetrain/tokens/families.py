@@ -91,6 +91,12 @@ FAMILIES: tuple[Family, ...] = (
     # Command R; Command R7B and A, which mark the answer
     _family("cohere", Close("<|END_OF_TURN_TOKEN|>")),
     _family("cohere2", Close("<|END_OF_TURN_TOKEN|>"), before_close="<|END_RESPONSE|>"),
+    # Granite 3 and 4
+    _family("granite", Close("<|end_of_text|>", "\n")),
+    # Nemotron Nano 2, which ends its words with a line break
+    _family("nemotron_nano", Close("<SPECIAL_12>", "\n"), before_close="\n"),
+    # Seed-OSS
+    _family("seed", Close("<seed:eos>")),
     # MiniMax M2
     _family("minimax", Close("[e~[", "\n")),
     # GLM 4.x: no end of its own; the model stops on the next message's header

@@ -21,6 +21,7 @@ import msgspec
 
 from drivetrain.errors import ConfigError, DrivetrainError
 from drivetrain.messages import Message, ToolCall, ToolSpec
+from drivetrain.tokens.call_ids import IdStyle, in_style
 
 _PROBE_TOOL = ToolSpec(
     name="drivetrain_probe_tool",
@@ -31,6 +32,7 @@ _ANCHOR = "anchor"
 _MARK = "drivetrain7mark"  # plain letters: no template trims, escapes or splits them
 
 
+_KIMI_CALLS = "<|tool_calls_section_begin|>"
 _REMEMBERED = 32
 _HEADS = (  # a template may write its own system prompt exactly when the conversation has none
     (Message("user", _ANCHOR),),
@@ -76,13 +78,14 @@ class Wire(msgspec.Struct, frozen=True):
 
     ``list_content``: text as a list of parts (multimodal templates drop or refuse a plain string). ``null_content``:
     calls are rendered only behind ``None``. ``arguments_text``: call arguments as JSON text (DeepSeek) and not as a
-    dict. ``reasoning_key``: the field it reads reasoning from.
+    dict. ``reasoning_key``: the field it reads reasoning from. ``call_ids``: the form of tool-call ids it takes.
     """
 
     list_content: bool = False
     null_content: bool = False
     arguments_text: bool = False
     reasoning_key: str = "reasoning_content"
+    call_ids: IdStyle = "any"
 
 
 PLAIN_WIRE = Wire()
@@ -174,7 +177,7 @@ class ChatTemplate:
         self.fingerprint = hashlib.sha256(json.dumps([source, self._variables], sort_keys=True).encode()).hexdigest()
         self.eos_token = str(self._variables.get("eos_token") or "")
         self._dummies: tuple[Sequence[ToolSpec], dict[tuple[int, Message], tuple[str, str]]] = ((), {})
-        self.wire = self._find_wire()
+        self.wire = self._find_wire("kimi" if _KIMI_CALLS in source else "any")
         self.renders_tools = self._shows(_PROBE_TOOL.name, [Message("user", _ANCHOR)], [_PROBE_TOOL])
 
     def render(
@@ -187,7 +190,7 @@ class ChatTemplate:
         """
         try:
             return self._template.render(
-                messages=[message_to_template(m, self.wire) for m in messages],
+                messages=[message_to_template(m, self.wire) for m in in_style(messages, self.wire.call_ids)],
                 tools=[tool_to_template(t) for t in tools] or None,
                 add_generation_prompt=add_generation_prompt,
                 **self._variables,
@@ -220,6 +223,12 @@ class ChatTemplate:
         text = self.render([Message("user", "question"), Message("assistant", _MARK)], add_generation_prompt=False)
         return text.rpartition(_MARK)[2]
 
+    def ignores_generation_flag(self) -> bool:
+        """Whether a generation prompt is written unasked (Command R7B)."""
+        said = [Message("user", "question"), Message("assistant", _MARK)]
+        asked, unasked = (self.render(said, add_generation_prompt=generate) for generate in (True, False))
+        return asked == unasked
+
     def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """The part of a first prompt that does not depend on whether a generation prompt follows."""
         texts = [self.render(messages, tools, add_generation_prompt=generate) for generate in (True, False)]
@@ -251,7 +260,7 @@ class ChatTemplate:
             known[key] = (alone, self.opening(head, tools))
         return known[key]
 
-    def _find_wire(self) -> Wire:
+    def _find_wire(self, call_ids: IdStyle) -> Wire:
         user = Message("user", _MARK)
         self.wire = PLAIN_WIRE
         if not self._shows(_MARK, [user]):
@@ -260,8 +269,8 @@ class ChatTemplate:
                 self.wire = PLAIN_WIRE
         base = self.wire
         call = ToolCall("call_0", _PROBE_TOOL.name, "{}")
-        for as_text, null in itertools.product((False, True), repeat=2):
-            self.wire = msgspec.structs.replace(base, arguments_text=as_text, null_content=null)
+        for ids, as_text, null in itertools.product((call_ids, "nine"), (False, True), (False, True)):
+            self.wire = msgspec.structs.replace(base, arguments_text=as_text, null_content=null, call_ids=ids)
             if self._shows(call.name, [Message("user", _ANCHOR), Message("assistant", tool_calls=(call,))]):
                 base = self.wire
                 break

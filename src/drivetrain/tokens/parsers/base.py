@@ -22,12 +22,14 @@ class ParsedCall(msgspec.Struct, frozen=True):
     """A well-formed call.
 
     ``arguments`` is the text of a JSON object: exactly as sampled where the format is JSON. ``span`` is the call in
-    the decoded text, without the tags around it where those are shared by several calls.
+    the decoded text, without the tags around it where those are shared by several calls. ``id`` is the id that the
+    policy itself gave to the call, in formats that have one.
     """
 
     name: str
     arguments: str
     span: Span = (0, 0)
+    id: str = ""
 
 
 class Parsed(msgspec.Struct, frozen=True):

@@ -117,11 +117,13 @@ def read_call(text: str, at: int, keys: CallKeys) -> tuple[ParsedCall | None, in
     slot = next((members[key] for key in keys.arguments if key in members), None)
     if name is None or not valid_name(name.value) or (slot is None and keys.required):
         return None, end
+    own = members.get("id")
+    call_id = own.value if own is not None and isinstance(own.value, str) else ""
     if slot is None:
-        return ParsedCall(name.value, "{}", (at, end)), end
+        return ParsedCall(name.value, "{}", (at, end), call_id), end
     if not isinstance(slot.value, dict):
         return None, end
-    return ParsedCall(name.value, text[slot.start : slot.end], (at, end)), end
+    return ParsedCall(name.value, text[slot.start : slot.end], (at, end), call_id), end
 
 
 def read_calls(text: str, at: int, keys: CallKeys) -> tuple[Sequence[ParsedCall] | None, int]:

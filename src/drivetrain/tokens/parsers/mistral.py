@@ -15,7 +15,7 @@ from drivetrain.tokens.parsers.json_text import CallKeys, JsonError, is_cut, rea
 
 _TAG = "[TOOL_CALLS]"
 _KEYS = CallKeys(required=True)
-_HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}\"<>]+)\s*(?:\[CALL_ID\][^\s\[\]{}]*\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}\"<>]+)\s*(?:\[CALL_ID\](?P<id>[^\s\[\]{}]*)\s*)?(?:\[ARGS\])?\s*(?=\{)")
 _LIST = re.compile(r"\[\s*(?:[{\]]|\Z)")
 _PART_OF_HEAD = re.compile(
     r"\s*[^\s\[\]{}\"<>]*\s*(?:\[CALL_ID\][^\s\[\]{}]*\s*)?"
@@ -54,4 +54,4 @@ def _read(text: str, start: int, value: int, head: re.Match[str] | None) -> tupl
     if head is None:
         return read_calls(text, value, _KEYS)
     _, end = read_members(text, value)
-    return [ParsedCall(head["name"], text[value:end], (start, end))], end
+    return [ParsedCall(head["name"], text[value:end], (start, end), head["id"] or "")], end

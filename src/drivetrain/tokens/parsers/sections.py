@@ -41,7 +41,9 @@ KIMI_K2 = Section(
     end="<|tool_calls_section_end|>",
     call_begin="<|tool_call_begin|>",
     call_end="<|tool_call_end|>",
-    head=re.compile(r"\s*(?:functions\.)?([^\s<>{}:]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)"),
+    head=re.compile(
+        r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<>{}:]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
+    ),
     tail=re.compile(r"\s*"),
 )
 """``functions.name:0<|tool_call_argument_begin|>{...}``. Source: chat template and tool-call guide of Kimi-K2."""
@@ -90,6 +92,7 @@ def _call(section: Section, text: str, start: int) -> Block:
         close = end if tail is None else tail.end()
         if text.startswith(section.call_end, close):
             close += len(section.call_end)
-            name = next(filter(None, head.groups()))
-            return Block(start, close, (ParsedCall(name, text[head.end() : end], (start, close)),))
+            parts = head.groupdict()
+            name = parts.get("name") or next(filter(None, head.groups()))
+            return Block(start, close, (ParsedCall(name, text[head.end() : end], (start, close), parts.get("id", "")),))
     return unread(text, start, body, section.call_end)
