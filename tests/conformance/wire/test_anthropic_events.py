@@ -221,7 +221,7 @@ def client() -> Iterator[anthropic.Anthropic]:
         yield made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(one=replies(), ping_at=st.integers(0, 3))
 def test_what_the_sdk_accumulates_is_the_json_reply(client: anthropic.Anthropic, one: Reply, ping_at: int) -> None:
     events = list(DIALECT.events(one, CALL, opened=True))
