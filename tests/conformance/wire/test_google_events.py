@@ -369,7 +369,7 @@ replies = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(replies)
 def test_stream_adds_up_to_the_json_reply(reply: Reply) -> None:
     whole = json.loads(DIALECT.encode(reply, call_of()))
@@ -386,7 +386,7 @@ def test_stream_adds_up_to_the_json_reply(reply: Reply) -> None:
     assert last == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(replies)
 def test_reply_comes_back_as_it_was(reply: Reply) -> None:
     """In one content or in one for each chunk."""

@@ -139,7 +139,7 @@ replies = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(replies)
 def test_stream_adds_up_to_the_json_reply(reply: Reply) -> None:
     chunks = payloads(DIALECT.events(reply, call_of(stream_usage=True), opened=False))
