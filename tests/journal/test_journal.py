@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from drivetrain.errors import ConfigError
 from drivetrain.journal.reader import JournalReader
+from drivetrain.journal import records
 from drivetrain.journal.records import INSERT_TURN, read_turns, turn_row
 from drivetrain.journal.schema import prepare
 from drivetrain.journal.writer import Journal, JournalError
@@ -79,6 +80,17 @@ def test_turn_round_trip(ids: list[int], logprobs: list[float], text: str) -> No
     turn.delta_ids, turn.sampled_ids, turn.logprobs = pack_ids(ids), pack_ids(ids), pack_logprobs(logprobs)
     turn.reply = msgspec.structs.replace(turn.reply, content=text)
     turn.messages = (Message("user", text),)
+    with sqlite3.connect(":memory:") as db:
+        prepare(db, Path("memory"))
+        db.execute("PRAGMA foreign_keys=OFF")
+        db.execute(INSERT_TURN, turn_row("s", turn))
+        (back,) = read_turns(db, "s")
+    assert same(turn, back)
+
+
+def test_integers_of_a_tool_schema_are_of_any_size() -> None:
+    turn = make_turn(0)
+    turn.tools = (ToolSpec("t", parameters={"maximum": 2**70, "minimum": -(2**70), "multipleOf": 0.1}),)
     with sqlite3.connect(":memory:") as db:
         prepare(db, Path("memory"))
         db.execute("PRAGMA foreign_keys=OFF")
@@ -160,6 +172,8 @@ async def test_a_journal_of_the_first_version_is_continued(tmp_path: Path) -> No
     journal.close()
     with sqlite3.connect(path) as db:
         db.execute("UPDATE meta SET value = '1'")
+        ((record,),) = db.execute("SELECT record FROM turns").fetchall()
+        db.execute("UPDATE turns SET record = ?", (msgspec.msgpack.encode(records._read_record(record)),))
     assert len(JournalReader(path).graph("s-1", "0" * 8)) == 1
     journal = Journal(path)
     fork = make_turn(1)

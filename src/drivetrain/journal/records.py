@@ -1,4 +1,5 @@
-"""Turn <-> table row. Arrays are columns of packed bytes, the rest is one msgpack record."""
+"""Turn <-> table row. Arrays are columns of packed bytes, the rest is one JSON record (a tool's schema may hold
+integers of any size, which other formats cannot)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 from drivetrain.trace.turn import Turn, pack_ids, pack_logprobs
 
 _COLUMNS = ("delta_ids", "sampled_ids", "logprobs", "delivered", "delivered_at")
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.json.Encoder()
 
 
 def _field(info: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
@@ -28,7 +29,8 @@ _Record = msgspec.defstruct(
     [_field(info) for info in msgspec.structs.fields(Turn) if info.name not in _COLUMNS],
     kw_only=True,
 )
-_decoder = msgspec.msgpack.Decoder(_Record)
+_decoder = msgspec.json.Decoder(_Record)
+_decoder_v1 = msgspec.msgpack.Decoder(_Record)
 
 INSERT_TURN = (
     "INSERT INTO turns (session_id, turn_id, seq, delta_ids, sampled_ids, logprobs, record, delivered) "
@@ -60,7 +62,7 @@ def read_turns(connection: sqlite3.Connection, session_id: str) -> list[Turn]:
     for delta, sampled, logprobs, record, delivered in connection.execute(SELECT_TURNS, (session_id,)):
         turns.append(
             Turn(
-                **msgspec.structs.asdict(_decoder.decode(record)),
+                **msgspec.structs.asdict(_read_record(record)),
                 delta_ids=pack_ids(np.frombuffer(delta, dtype="<i4")),
                 sampled_ids=pack_ids(np.frombuffer(sampled, dtype="<i4")),
                 logprobs=pack_logprobs(np.frombuffer(logprobs, dtype="<f4")),
@@ -69,3 +71,8 @@ def read_turns(connection: sqlite3.Connection, session_id: str) -> list[Turn]:
             )
         )
     return turns
+
+
+def _read_record(record: bytes) -> Any:
+    """A JSON object begins with a brace; no msgpack map of journal version 1 does."""
+    return (_decoder if record[:1] == b"{" else _decoder_v1).decode(record)

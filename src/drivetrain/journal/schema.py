@@ -9,7 +9,7 @@ from drivetrain.errors import ConfigError
 
 SCHEMA_VERSION = 2
 """1: each prompt is its parent's ids and a delta. 2: turns may name a base (``Turn.base``), which a reader of 1 would
-overlook."""
+overlook, and their record is JSON instead of msgpack."""
 _READABLE = frozenset({"1", "2"})
 
 _TABLES = """
@@ -30,7 +30,7 @@ CREATE TABLE turns (
     delta_ids BLOB NOT NULL,       -- little-endian int32
     sampled_ids BLOB NOT NULL,     -- little-endian int32
     logprobs BLOB NOT NULL,        -- little-endian float32
-    record BLOB NOT NULL,          -- msgpack of everything else
+    record BLOB NOT NULL,          -- JSON of everything else
     delivered INTEGER NOT NULL DEFAULT 0,  -- 0 = no, 1 = at an unknown time, else milliseconds since the epoch
     PRIMARY KEY (session_id, turn_id)
 ) WITHOUT ROWID;
