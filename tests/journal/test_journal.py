@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.errors import ConfigError
-from drivetrain.journal.reader import JournalReader
 from drivetrain.journal import records
+from drivetrain.journal.reader import JournalReader
 from drivetrain.journal.records import INSERT_TURN, read_turns, turn_row
 from drivetrain.journal.schema import prepare
 from drivetrain.journal.writer import Journal, JournalError
