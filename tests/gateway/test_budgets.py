@@ -236,6 +236,31 @@ async def test_wall_clock_ends_a_call_in_flight(start_rig: StartRig, tiny_model:
     assert session.budget.reserved_turns == 0
 
 
+async def test_a_call_that_is_cancelled_while_it_is_committed_counts(
+    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await start_rig(["ok"])
+    session, client = await rig.session()
+    journal = rig.gateway.journal
+    writing, go_on, add_turn = asyncio.Event(), asyncio.Event(), journal.add_turn
+
+    async def slow(*turn: Any) -> None:
+        writing.set()
+        await go_on.wait()
+        await add_turn(*turn)
+
+    monkeypatch.setattr(journal, "add_turn", slow)
+    asking = asyncio.create_task(_ask(client, "hi"))
+    await writing.wait()
+    revoking = asyncio.create_task(rig.gateway.sessions.revoke(session.id))
+    await asyncio.sleep(0.05)  # it cancels the call
+    go_on.set()
+    await revoking
+    await asyncio.gather(asking, return_exceptions=True)
+    (turn,) = session.graph
+    assert (session.budget.turns, session.budget.completion_tokens) == (1, len(turn.sampled_ids))
+
+
 async def test_a_call_that_takes_too_long_is_a_time_out(start_rig: StartRig, tiny_model: ModelDir) -> None:
     engine = ScriptedEngine.from_lines([ScriptedReply(hang=True), "back"], tiny_model)
     rig = await start_rig(engine=engine)
