@@ -8,8 +8,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from drivetrain.gateway.dialects.anthropic import AnthropicMessages
-from drivetrain.gateway.dialects.anthropic_input import UNPARSED, arguments_of, input_json
+from drivetrain.gateway.dialects.anthropic_messages.dialect import AnthropicMessages
+from drivetrain.gateway.dialects.arguments import UNPARSED, arguments_of, input_json
 from drivetrain.gateway.dialects.base import WireRequest
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.refusal import Refusal

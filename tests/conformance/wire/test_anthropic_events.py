@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from drivetrain.gateway.dialects.anthropic import AnthropicMessages
+from drivetrain.gateway.dialects.anthropic_messages.dialect import AnthropicMessages
 from drivetrain.gateway.dialects.base import ServedModel
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Call, Reply, ToolCall, Usage

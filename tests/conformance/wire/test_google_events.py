@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.gateway.dialects.base import ImageRule, WireRequest
-from drivetrain.gateway.dialects.google import Google
-from drivetrain.gateway.dialects.google_request import result_text
-from drivetrain.gateway.dialects.google_schema import json_schema
+from drivetrain.gateway.dialects.google_genai.dialect import Google
+from drivetrain.gateway.dialects.google_genai.request import result_text
+from drivetrain.gateway.dialects.google_genai.schema import json_schema
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.refusal import Refusal, RefusalCode
 from drivetrain.messages import Call, Message, Reply, ToolCall, Usage

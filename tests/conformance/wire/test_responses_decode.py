@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from drivetrain.gateway.dialects.base import ImageRule, WireRequest
-from drivetrain.gateway.dialects.openai_responses import OpenAIResponses, PreviousResponseNotFound
+from drivetrain.gateway.dialects.openai_responses.dialect import OpenAIResponses, PreviousResponseNotFound
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Call, Message, RequestedSampling, ToolCall

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai import OpenAI
 
 from drivetrain.gateway.dialects.base import ImageRule, WireRequest
-from drivetrain.gateway.dialects.openai_responses import OpenAIResponses
+from drivetrain.gateway.dialects.openai_responses.dialect import OpenAIResponses
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Call, FinishReason, Message, Reply, RequestedSampling, ToolCall, Usage

@@ -16,7 +16,7 @@ from drivetrain.engines.models import ModelDir
 from drivetrain.engines.protocol import EngineError
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
 from drivetrain.gateway.dialects.base import WireRequest
-from drivetrain.gateway.dialects.openai_responses import OpenAIResponses
+from drivetrain.gateway.dialects.openai_responses.dialect import OpenAIResponses
 from drivetrain.gateway.model import load_codec
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.sessions import Session

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from drivetrain.gateway.dialects.anthropic import AnthropicMessages
+from drivetrain.gateway.dialects.anthropic_messages.dialect import AnthropicMessages
 from drivetrain.gateway.dialects.base import Dialect
-from drivetrain.gateway.dialects.google import Google
+from drivetrain.gateway.dialects.google_genai.dialect import Google
 from drivetrain.gateway.dialects.openai_chat import OpenAIChat
-from drivetrain.gateway.dialects.openai_responses import OpenAIResponses
+from drivetrain.gateway.dialects.openai_responses.dialect import OpenAIResponses
 
 DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), OpenAIResponses(), AnthropicMessages(), Google())
 """Every API that is served. A new one is one module and one entry here; the last resort comes first."""

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from drivetrain.gateway.dialects.anthropic_input import arguments_of
+from drivetrain.gateway.dialects.arguments import arguments_of
 from drivetrain.gateway.dialects.base import ImageRule, Memory
-from drivetrain.gateway.dialects.google_schema import camel, json_schema
+from drivetrain.gateway.dialects.google_genai.schema import camel, json_schema
 from drivetrain.gateway.dialects.surrogates import replace_lone_surrogates_in
 from drivetrain.gateway.memo import Known, KnownMessage, MessageMemo
 from drivetrain.gateway.refusal import Refusal

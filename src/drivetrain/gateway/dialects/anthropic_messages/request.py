@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from drivetrain.gateway.dialects.anthropic_blocks import read_message, read_system
+from drivetrain.gateway.dialects.anthropic_messages.blocks import read_message, read_system
 from drivetrain.gateway.dialects.base import Memory
 from drivetrain.gateway.dialects.surrogates import replace_lone_surrogates_in
 from drivetrain.gateway.memo import KnownMessage

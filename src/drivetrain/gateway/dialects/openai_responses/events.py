@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from drivetrain.gateway.dialects.openai_responses.reply import pending_object, response_object, text_part
 from drivetrain.gateway.dialects.pieces import pieces
-from drivetrain.gateway.dialects.responses_reply import pending_object, response_object, text_part
 from drivetrain.messages import Call, Reply
 
 _encode = msgspec.json.encode

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from drivetrain.gateway.dialects import anthropic_reply
-from drivetrain.gateway.dialects.anthropic_request import read_request
+from drivetrain.gateway.dialects.anthropic_messages import reply as wire_reply
+from drivetrain.gateway.dialects.anthropic_messages.request import read_request
 from drivetrain.gateway.dialects.base import Action, Memory, Route, ServedModel, WireRequest
 from drivetrain.gateway.patience import KeepAliveForm
 from drivetrain.gateway.refusal import Refusal
@@ -59,7 +59,7 @@ class AnthropicMessages:
     def encode(self, reply: Reply, call: Call) -> bytes:
         """A ``message`` object."""
         del call
-        return anthropic_reply.message(reply)
+        return wire_reply.message(reply)
 
     def opening(self, reply_id: str, call: Call) -> Sequence[bytes]:
         """Nothing: ``message_start`` carries the true number of input tokens, which is known with the reply.
@@ -70,16 +70,16 @@ class AnthropicMessages:
         return ()
 
     def events(self, reply: Reply, call: Call, *, opened: bool) -> Sequence[bytes]:
-        """The stream of a ``message``; see :mod:`drivetrain.gateway.dialects.anthropic_reply`."""
+        """The stream of a ``message``; see :mod:`drivetrain.gateway.dialects.anthropic_messages.reply`."""
         del call, opened
-        return list(anthropic_reply.events(reply))
+        return list(wire_reply.events(reply))
 
     def keep_alive(self, form: KeepAliveForm, reply_id: str, call: Call) -> bytes:
         """A ``ping`` event, the API's own form; a comment or a bare newline if the harness wants it."""
         del reply_id, call
         if form == "comment":
             return comment()
-        return b"\n" if form == "newline" else anthropic_reply.event("ping")
+        return b"\n" if form == "newline" else wire_reply.event("ping")
 
     def encode_count(self, tokens: int) -> bytes:
         """``{"input_tokens": ...}``."""
@@ -111,7 +111,7 @@ class AnthropicMessages:
         del reply_id, call
         kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
         fields = _error(refusal, "overloaded_error" if refusal.status >= 500 else kind)
-        return [anthropic_reply.event(fields.pop("type"), **fields)]
+        return [wire_reply.event(fields.pop("type"), **fields)]
 
 
 def _error(refusal: Refusal, kind: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from drivetrain.gateway.dialects.anthropic_input import input_json
+from drivetrain.gateway.dialects.arguments import input_json
 from drivetrain.gateway.dialects.pieces import pieces
 from drivetrain.messages import FinishReason, Reply
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from drivetrain.gateway.dialects.responses_ids import item_id, response_id, seal
-from drivetrain.gateway.dialects.responses_tools import WireTool, custom_input
+from drivetrain.gateway.dialects.openai_responses.ids import item_id, response_id, seal
+from drivetrain.gateway.dialects.openai_responses.tools import WireTool, custom_input
 from drivetrain.messages import Call, Reply, ToolCall
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 from drivetrain.gateway.dialects.base import Memory
-from drivetrain.gateway.dialects.responses_ids import ItemId, read_item_id, read_seal
-from drivetrain.gateway.dialects.responses_tools import custom_arguments, offered_name
+from drivetrain.gateway.dialects.openai_responses.ids import ItemId, read_item_id, read_seal
+from drivetrain.gateway.dialects.openai_responses.tools import custom_arguments, offered_name
 from drivetrain.gateway.memo import KnownMessage
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Message, ToolCall

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from drivetrain.gateway.dialects.anthropic_input import input_json
+from drivetrain.gateway.dialects.arguments import input_json
 from drivetrain.gateway.dialects.base import Action, Memory, Route, ServedModel, WireRequest
-from drivetrain.gateway.dialects.google_request import read_fields, read_messages, read_sampling, read_tools
+from drivetrain.gateway.dialects.google_genai.request import read_fields, read_messages, read_sampling, read_tools
 from drivetrain.gateway.dialects.pieces import pieces
 from drivetrain.gateway.patience import KeepAliveForm
 from drivetrain.gateway.refusal import Refusal

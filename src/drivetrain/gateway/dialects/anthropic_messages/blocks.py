@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from drivetrain.gateway.dialects.anthropic_input import arguments_of
+from drivetrain.gateway.dialects.arguments import arguments_of
 from drivetrain.gateway.dialects.base import ImageRule
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Message, ToolCall

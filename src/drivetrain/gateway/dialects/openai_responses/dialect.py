@@ -1,8 +1,7 @@
 """OpenAI Responses: ``POST /v1/responses``, JSON and SSE, and ``POST /v1/responses/input_tokens``.
 
 Codex speaks nothing else; Pi and OpenCode can (harnesses.md section 3). Items are in
-:mod:`~drivetrain.gateway.dialects.responses_items`, tools in ``responses_tools``, the reply in ``responses_reply`` and
-``responses_events``.
+``items``, tools in ``tools``, the reply in ``reply`` and ``events``.
 """
 
 from __future__ import annotations
@@ -13,11 +12,16 @@ from typing import Any
 import msgspec
 
 from drivetrain.gateway.dialects.base import Action, Memory, Route, ServedModel, WireRequest
-from drivetrain.gateway.dialects.responses_events import failed_event, keep_alive_event, opening_events, reply_events
-from drivetrain.gateway.dialects.responses_ids import read_response_id
-from drivetrain.gateway.dialects.responses_items import read_items
-from drivetrain.gateway.dialects.responses_reply import failed_object, response_object
-from drivetrain.gateway.dialects.responses_tools import Tools, read_tools
+from drivetrain.gateway.dialects.openai_responses.events import (
+    failed_event,
+    keep_alive_event,
+    opening_events,
+    reply_events,
+)
+from drivetrain.gateway.dialects.openai_responses.ids import read_response_id
+from drivetrain.gateway.dialects.openai_responses.items import read_items
+from drivetrain.gateway.dialects.openai_responses.reply import failed_object, response_object
+from drivetrain.gateway.dialects.openai_responses.tools import Tools, read_tools
 from drivetrain.gateway.dialects.surrogates import replace_lone_surrogates_in
 from drivetrain.gateway.memo import KnownMessage, MessageMemo
 from drivetrain.gateway.patience import KeepAliveForm
@@ -145,7 +149,7 @@ class OpenAIResponses:
         return b"\n" if form == "newline" else keep_alive_event(reply_id, call)
 
     def events(self, reply: Reply, call: Call, *, opened: bool) -> Sequence[bytes]:
-        """See :mod:`~drivetrain.gateway.dialects.responses_events`."""
+        """See :mod:`~drivetrain.gateway.dialects.openai_responses.events`."""
         return reply_events(reply, call, opened=opened)
 
     def encode_count(self, tokens: int) -> bytes:
