@@ -1,4 +1,4 @@
-"""What does an engine really return? Measured by sampling, before a rollout is spent on it (issue rows B1, B2, B4, B6).
+"""What does an engine really return? Measured by sampling, before a rollout is spent on it (case rows B1, B2, B4, B6).
 
 Everything goes through :class:`~drivetrain.engines.protocol.Engine`, so through the path that rollouts take, routers
 included. Nothing is remembered: a probe that failed is a probe to be run again.
@@ -93,7 +93,7 @@ class ProbeReport(msgspec.Struct, frozen=True):
 async def probe_engine(
     engine: Engine, codec: PromptSource, *, call_timeout_s: float = 120.0, boot_timeout_s: float = 0.0
 ) -> ProbeReport:
-    """Sample from ``engine`` (started) and judge what comes back; about 250 calls of one to eight tokens each.
+    """Sample from ``engine`` (started) and judge what comes back; 300 to 500 calls of one to eight tokens each.
 
     Args:
         codec: prompts, stop ids and vocabulary of the model that the engine is supposed to serve.

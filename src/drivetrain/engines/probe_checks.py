@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from drivetrain.engines.probe_sampler import Evidence, NoEvidence, Pool
+from drivetrain.engines.probe_sampler import DRAWS, Evidence, NoEvidence, Pool
 from drivetrain.engines.protocol import Completion, ContextOverflow, EngineError, Sampling
 
 CheckName = Literal[
@@ -37,6 +37,7 @@ Verdict = tuple[Status, str]
 LENGTH = 8
 _ALIGNED_NATS = 0.2  # bf16 engines differ from themselves by 0.03 on average (engines.md section 2), a shift by more
 _SLOPE = 0.12
+_ENOUGH_SLOPES = 5
 _FLAT = 1000.0  # at this temperature every model is uniform, whatever its logits
 _FLAT_NATS = 0.03  # top_p = 0.97 moves the log-prob of a uniform distribution by as much
 _HOT = 2.0
@@ -148,13 +149,19 @@ async def aligned(evidence: Evidence) -> Verdict:
 
 async def temperature(evidence: Evidence) -> Verdict:
     """Log-probs are of the softened distribution (case row B4): at twice the temperature gaps between tokens halve."""
-    base = await evidence.sampler.comparable()
-    soft = await evidence.sampler.pool(2 * base.temperature, draws=48)
-    slopes = _slopes(base, soft)
+    heat = (await evidence.sampler.comparable()).temperature
+    said = (await evidence.sampler.sample(max_tokens=LENGTH, seed=11, temperature=heat)).token_ids
+    slopes: list[float] = []
+    for position in range(len(said)):
+        base = await evidence.sampler.pool(heat, prefix=said[:position], draws=DRAWS)
+        soft = await evidence.sampler.pool(2 * heat, prefix=said[:position], draws=2 * DRAWS)
+        slopes += _slopes(base, soft)
+        if len(slopes) >= _ENOUGH_SLOPES:
+            break
     if not slopes:
-        raise NoEvidence("no two tokens were sampled at both of two temperatures.")
+        raise NoEvidence("nowhere were two tokens sampled at both of two temperatures.")
     slope = statistics.median(slopes)
-    at = f"T={base.temperature:g} and T={2 * base.temperature:g}"
+    at = f"T={heat:g} and T={2 * heat:g}"
     if abs(slope - 0.5) <= _SLOPE:
         return "passed", f"gaps between log-probs at {at}: ratio {slope:.2f}, as of a softened distribution (0.5)."
     if abs(slope - 1) <= _SLOPE:

@@ -93,7 +93,8 @@ class Sampler:
             NoEvidence: a call for one token came back with anything but one id and one log-prob.
         """
         key = (tuple(prefix), temperature)
-        if key not in self._pools:
+        known = self._pools.get(key)
+        if known is None or sum(known.counts.values()) < draws:
             asked = [
                 self.sample(max_tokens=1, seed=1000 + index, temperature=temperature, prefix=prefix)
                 for index in range(draws)
