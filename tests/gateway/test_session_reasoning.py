@@ -30,7 +30,7 @@ async def second(gateway: Gateway, policy: Policy | None) -> tuple[bool, str]:
     first = Message("user", "one")
     served = await gateway.serve(session, Call("test", "m", (first,)), b"1")
     again = (first, served.reply.as_message(), Message("user", "two"))
-    counted = gateway.count(session, Call("test", "m", again))
+    counted = await gateway.count(session, Call("test", "m", again))
     await gateway.serve(session, Call("test", "m", again), b"2")
     turns = list(session.graph)
     assert counted == turns[1].prompt_len

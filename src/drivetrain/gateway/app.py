@@ -46,7 +46,7 @@ def _handler(gateway: Gateway, dialects: list[Dialect], action: Action, patience
             return _json(dialect.encode_models(_served_model(gateway, session), action))
         call = await _decode(request, dialect, session)
         if action == "count":
-            return _json(dialect.encode_count(gateway.count(session, call)))
+            return _json(dialect.encode_count(await gateway.count(session, call)))
         return await _generate(gateway, request, dialect, session, call, session.policy.patience or patience)
 
     return handle

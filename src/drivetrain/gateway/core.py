@@ -143,13 +143,13 @@ class Gateway:
             session.count("joined")
         return Ticket(flight.reply_id, lambda: self._land(session, flight), flight.leave)
 
-    def count(self, session: Session, call: Call) -> int:
+    async def count(self, session: Session, call: Call) -> int:
         """Prompt tokens of a call, exactly as it would be sent to the engine; nothing is recorded.
 
         Raises:
             Refusal: the template does not render it.
         """
-        return self._runner.count(session, call)
+        return await self._runner.count(session, call)
 
     async def _replay(self, session: Session, served: Served) -> Served:
         try:

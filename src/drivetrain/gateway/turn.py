@@ -7,12 +7,19 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from drivetrain.engines.protocol import Completion, Engine, EngineError, Sampling, honoured_knobs
+from drivetrain.engines.protocol import (
+    Completion,
+    Engine,
+    EngineError,
+    GeneratesFromMessages,
+    Sampling,
+    honoured_knobs,
+)
 from drivetrain.gateway.budgets import BudgetStop, Reservation
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.fence import Fence, Passage
 from drivetrain.gateway.limits import call_clock
-from drivetrain.gateway.prompting import Prompt, prompt_of
+from drivetrain.gateway.prompting import Prompt, conversation_of, prompt_of
 from drivetrain.gateway.provenance import ProvenanceBook
 from drivetrain.gateway.recording import Identity, Times, record_turn
 from drivetrain.gateway.redact import guarded_logger
@@ -20,12 +27,13 @@ from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sampling import effective_sampling, refuse_untrainable, wanted_tokens
 from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.unexpected import report
-from drivetrain.gateway.upstream import overflow, refusal_of, sound
+from drivetrain.gateway.upstream import overflow, prompt_difference, refusal_of, sound
 from drivetrain.gateway.volatile import strip_volatile
 from drivetrain.journal.writer import Journal, JournalError
 from drivetrain.messages import Call, Reply, Usage
 from drivetrain.tokens.codec import TokenCodec
 from drivetrain.trace.forks import link_of
+from drivetrain.trace.sample import PROMPT_MISMATCH
 from drivetrain.trace.sharing import share_prompt
 from drivetrain.trace.turn import Turn
 
@@ -83,14 +91,14 @@ class TurnRunner:
             await self._note_refusal(session, defect)
             raise defect from error
 
-    def count(self, session: Session, call: Call) -> int:
+    async def count(self, session: Session, call: Call) -> int:
         """Prompt tokens this call would have, exactly.
 
         Raises:
             Refusal: the template does not render it.
         """
         call = strip_volatile(call, session.volatile)
-        return len(prompt_of(session.graph, self._codec, call, reasoning=session.policy.reasoning).ids)
+        return len((await prompt_of(session.graph, self._codec, call, reasoning=session.policy.reasoning)).ids)
 
     async def _serve(
         self,
@@ -101,7 +109,7 @@ class TurnRunner:
         started: float,
         reservation: Reservation,
     ) -> Served:
-        prompt = prompt_of(session.graph, self._codec, call, reasoning=session.policy.reasoning)
+        prompt = await prompt_of(session.graph, self._codec, call, reasoning=session.policy.reasoning)
         if prompt.match.parent is not None:
             await self._note_progress(session, prompt.match.parent)
         room = self._engine.context_length - len(prompt.ids)
@@ -114,7 +122,7 @@ class TurnRunner:
         effective = effective_sampling(
             call, session.policy, max_tokens=max_tokens, stop_ids=self._codec.stop_ids, identity=request_id
         )
-        completion, passage = await self._generate(session, prompt, effective.sampling, request_id)
+        completion, passage = await self._generate(session, call, prompt, effective.sampling, request_id)
         turn = record_turn(
             self._codec,
             call,
@@ -130,10 +138,12 @@ class TurnRunner:
         missing = [note for note in turn.notes if note.startswith("logprob_")]
         if missing:
             await self._note(session, "evidence_missing", turn=turn.id, findings=missing)
+        if PROMPT_MISMATCH in turn.notes:
+            await self._note(session, PROMPT_MISMATCH, turn=turn.id, **prompt_difference(prompt.ids, completion))
         return Served(turn.reply, turn)
 
     async def _generate(
-        self, session: Session, prompt: Prompt, sampling: Sampling, request_id: str
+        self, session: Session, call: Call, prompt: Prompt, sampling: Sampling, request_id: str
     ) -> tuple[Completion, Passage]:
         try:
             async with (
@@ -141,12 +151,21 @@ class TurnRunner:
                 session.budget.in_time(self._fence.timeout),
                 call_clock(session.policy.call_timeout_s, self._fence.timeout),
             ):
-                completion = await self._engine.generate(
-                    prompt.ids.tolist(), sampling, request_id=request_id, session_id=session.id
-                )
+                completion = await self._ask(session, call, prompt, sampling, request_id)
         except EngineError as error:
             raise refusal_of(error) from error
         return sound(completion), passage
+
+    async def _ask(
+        self, session: Session, call: Call, prompt: Prompt, sampling: Sampling, request_id: str
+    ) -> Completion:
+        ids, engine = prompt.ids.tolist(), self._engine
+        if not isinstance(engine, GeneratesFromMessages):
+            return await engine.generate(ids, sampling, request_id=request_id, session_id=session.id)
+        messages, tools = conversation_of(session.graph, prompt, call)
+        return await engine.generate_from_messages(
+            ids, messages, tools, sampling, request_id=request_id, session_id=session.id
+        )
 
     async def _note_progress(self, session: Session, turn: Turn) -> None:
         """A request that continues a turn proves that the turn's reply arrived."""
