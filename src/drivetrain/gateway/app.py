@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -34,7 +36,8 @@ def harness_app(gateway: Gateway, *, patience: Patience | None = None) -> web.Ap
         for route in dialect.routes:
             shared.setdefault((route.method, route.path, route.action), []).append(dialect)
     for (method, path, action), dialects in shared.items():
-        app.router.add_route(method, path, _handler(gateway, dialects, action, patience or Patience()))
+        handler = _handler(gateway, dialects, action, patience or Patience())
+        app.router.add_route(method, path, handler, expect_handler=_expectation(gateway))
     return app
 
 
@@ -117,6 +120,23 @@ def _authenticator(gateway: Gateway) -> Middleware:
         return await handler(request.clone(client_max_size=limit))
 
     return authenticate
+
+
+def _expectation(gateway: Gateway) -> Callable[[web.Request], Awaitable[web.StreamResponse | None]]:
+    """``Expect: 100-continue`` is answered before middlewares run: a body is asked for only when the key is good."""
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        try:
+            session = gateway.sessions.authenticate(read_key(request.headers, request.query))
+            if (request.content_length or 0) > session.policy.max_body_bytes:
+                raise _too_large(session.policy.max_body_bytes)
+        except Refusal as refusal:
+            return error_response(refusal, choose(request.path, request.headers))
+        if request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return None
+
+    return answer
 
 
 def _too_large(limit: int) -> Refusal:

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.journal.reader import JournalReader
 from tests.gateway.conftest import Rig, StartRig, bash_call
 
@@ -187,3 +188,28 @@ def _numbers(raw: str) -> list[tuple[str, float]]:
         except ValueError:
             continue
     return found
+
+
+async def test_a_body_is_asked_for_only_with_a_good_key(start_rig: StartRig) -> None:
+    """``Expect: 100-continue``: 401 and 413 come instead of the invitation."""
+    rig = await start_rig(["fine"])
+    session, key = await rig.gateway.open_session(SessionPolicy(model="policy", max_body_bytes=1000))
+    body = BODY.encode()
+
+    async def first_line(key: str, length: int) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer {key}\r\n"
+        writer.write(f"{head}Content-Length: {length}\r\nExpect: 100-continue\r\n\r\n".encode())
+        return await asyncio.wait_for(reader.readline(), 10), reader, writer
+
+    for wrong_key, length, status in (("dt-agent-wrong", len(body), b" 401 "), (key, 5000, b" 413 ")):
+        line, _, writer = await first_line(wrong_key, length)
+        assert status in line
+        writer.close()
+    line, reader, writer = await first_line(key, len(body))
+    assert b" 100 " in line
+    writer.write(body)
+    assert await reader.readline() == b"\r\n"
+    assert b" 200 " in await asyncio.wait_for(reader.readline(), 20)
+    writer.close()
+    assert len(session.graph) == 1
