@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from drivetrain.errors import InfrastructureError
+from drivetrain.messages import Message, ToolSpec
 
 EngineFinish = Literal["stop", "length", "abort"]
 
@@ -40,6 +41,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     differ, ``version_spans`` holds runs of (number of tokens, version) that cover ``token_ids``, if the engine knows.
     ``first_token_at`` is when the first token was sampled, seconds since the epoch; 0.0 = not known.
     ``reported_tokens`` is the engine's own count of sampled tokens (its usage), None where it keeps none.
+    ``prompt_ids`` is the prompt that an engine which makes its own sampled behind; None = the one it was given. A turn
+    whose prompt is another than the one sent is not trained.
     """
 
     token_ids: Sequence[int]
@@ -50,6 +53,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     version_spans: Sequence[tuple[int, int]] = ()
     first_token_at: float = 0.0
     reported_tokens: int | None = None
+    prompt_ids: Sequence[int] | None = None
 
 
 class EngineError(InfrastructureError):
@@ -130,6 +134,31 @@ class Engine(Protocol):
 def honoured_knobs(engine: Engine) -> frozenset[str]:
     """Knobs that an engine takes in :attr:`Sampling.extra`: its attribute ``honoured_knobs``, none when it has none."""
     return frozenset(getattr(engine, "honoured_knobs", ()))
+
+
+@runtime_checkable
+class GeneratesFromMessages(Protocol):
+    """An engine that renders prompts itself; its completions carry :attr:`Completion.prompt_ids`."""
+
+    async def generate_from_messages(
+        self,
+        prompt_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        session_id: str = "",
+    ) -> Completion:
+        """Sample a completion of ``messages``, which ``prompt_ids`` are the trace's rendering of.
+
+        ``messages`` is the whole conversation, assistant messages of ours as they were served; ``tools`` as the model
+        first saw them.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room.
+            EngineError: anything else went wrong.
+        """
 
 
 @runtime_checkable

@@ -8,11 +8,13 @@ from drivetrain.engines.protocol import Completion
 from drivetrain.gateway.fence import Passage
 from drivetrain.gateway.prompting import Prompt
 from drivetrain.gateway.sampling import Effective
+from drivetrain.gateway.upstream import prompt_difference
 from drivetrain.messages import Call, FinishReason, Reply, ToolCall, Usage
 from drivetrain.tokens.codec import PROMPT_END, TokenCodec
 from drivetrain.tokens.parse import Parsed
 from drivetrain.trace.graph import prompt_digest
 from drivetrain.trace.keys import extend, message_key
+from drivetrain.trace.sample import PROMPT_MISMATCH
 from drivetrain.trace.turn import Turn, pack_ids, pack_logprobs
 from drivetrain.trace.validate import check_turn
 from drivetrain.trace.watermark import mint_call_id
@@ -88,7 +90,8 @@ def record_turn(
     findings = check_turn(turn, vocab_size=codec.tokenizer.vocab_size)
     dropped = ("template_dropped_message",) if prompt.parent and codec.drops(prompt.tail) else ()
     lost = ("usage_mismatch",) if completion.reported_tokens not in (None, len(turn.sampled_ids)) else ()
-    turn.notes = (*dropped, *parsed.notes, *effective.notes, *lost, *(finding.code for finding in findings))
+    other = (PROMPT_MISMATCH,) if prompt_difference(prompt.ids, completion) else ()
+    turn.notes = (*dropped, *parsed.notes, *effective.notes, *lost, *other, *(finding.code for finding in findings))
     return turn
 
 

@@ -15,7 +15,7 @@ from drivetrain.engines.protocol import (
     EngineMalformed,
 )
 from drivetrain.gateway.refusal import Refusal, RefusalCode
-from drivetrain.trace.turn import pack_ids, pack_logprobs
+from drivetrain.trace.turn import Ids, pack_ids, pack_logprobs
 
 _BY_STATUS: dict[int, RefusalCode] = {
     408: "engine_timeout",
@@ -83,6 +83,21 @@ def sound(completion: Completion) -> Completion:
     if logprobs is None or logprobs.ndim != 1 or lost:
         logprobs = np.zeros(0, dtype=np.float32)
     return msgspec.structs.replace(completion, token_ids=pack_ids(ids).tolist(), logprobs=pack_logprobs(logprobs))
+
+
+def prompt_difference(sent: Ids, completion: Completion) -> dict[str, int]:
+    """Where the prompt that an engine sampled behind leaves the one it was sent: lengths, and the first position that
+    differs. Empty when it does not, or when the engine was given ids to sample behind."""
+    if completion.prompt_ids is None:
+        return {}
+    seen = _array(completion.prompt_ids)
+    if seen is None or seen.ndim != 1:
+        seen = np.zeros(0)
+    if np.array_equal(seen, sent):
+        return {}
+    differs = np.flatnonzero(seen[: len(sent)] != sent[: len(seen)])
+    at = int(differs[0]) if differs.size else min(len(seen), len(sent))
+    return {"sent_tokens": len(sent), "seen_tokens": len(seen), "differs_at": at}
 
 
 def _array(values: Any, dtype: Any = None) -> np.ndarray[Any, Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from drivetrain.errors import DrivetrainError
 
-FAULTS = frozenset({"undelivered", "no_logprob"})
+FAULTS = frozenset({"undelivered", "no_logprob", "prompt_mismatch"})
 """Reasons that say something is broken; a label or an earlier row is a choice."""
 _ENOUGH_TURNS = 20
 
@@ -21,7 +21,8 @@ class MaskedFractionExceeded(DrivetrainError):
             f"{lost} of {sampled} sampled tokens ({lost / sampled:.0%}) are lost to faults ({reasons}); "
             f"the limit is {limit:.0%}.",
             fix="`drivetrain trace stats RUN` shows where. undelivered: the agent left before its reply; no_logprob: "
-            "the engine returns no usable log-probs. --max-masked-fraction sets the limit.",
+            "the engine returns no usable log-probs; prompt_mismatch: a model step renders other prompts than the "
+            "trace holds. --max-masked-fraction sets the limit.",
         )
         self.faults = dict(faults)
 

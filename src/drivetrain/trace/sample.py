@@ -18,9 +18,10 @@ TRAINED_LABELS: frozenset[Label] = frozenset({"agent", "subagent", "compaction"}
 
 SAMPLING_NOT_PINNED = "sampling_not_pinned"
 EVAL_SESSION = "eval_session"
-UNTRAINABLE_NOTES = (EVAL_SESSION, SAMPLING_NOT_PINNED)
-"""Notes of a turn that is never trained: its session is an evaluation, or a knob took the sample off the distribution
-that is trained (design section 4, "Generate")."""
+PROMPT_MISMATCH = "prompt_mismatch"
+UNTRAINABLE_NOTES = (EVAL_SESSION, SAMPLING_NOT_PINNED, PROMPT_MISMATCH)
+"""Notes of a turn that is never trained: its session is an evaluation, a knob took the sample off the distribution
+that is trained (design section 4, "Generate"), or the engine sampled behind another prompt than the row holds."""
 
 
 class HarnessTrace(msgspec.Struct, kw_only=True):
@@ -58,7 +59,7 @@ def rows_of(
 
     A sampled token is trained in the first chain that holds it and is context in every later one (design invariant
     3). Turns are left out with a reason: ``undelivered``, ``label:<label>``, ``eval_session``,
-    ``sampling_not_pinned``, ``no_logprob``, ``empty``. Tokens after
+    ``sampling_not_pinned``, ``prompt_mismatch``, ``no_logprob``, ``empty``. Tokens after
     the last trained one are cut.
 
     Args:
