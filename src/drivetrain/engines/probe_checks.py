@@ -13,7 +13,14 @@ from typing import Literal
 import msgspec
 
 from drivetrain.engines.probe_sampler import DRAWS, Evidence, NoEvidence, Pool
-from drivetrain.engines.protocol import Completion, ContextOverflow, EngineError, Sampling
+from drivetrain.engines.protocol import (
+    Completion,
+    ContextOverflow,
+    EngineError,
+    EngineMalformed,
+    Sampling,
+    honoured_knobs,
+)
 
 CheckName = Literal[
     "ids_in",
@@ -41,6 +48,9 @@ _ENOUGH_SLOPES = 5
 _FLAT = 1000.0  # at this temperature every model is uniform, whatever its logits
 _FLAT_NATS = 0.03  # top_p = 0.97 moves the log-prob of a uniform distribution by as much
 _HOT = 2.0
+_STRICTEST = {"top_p": 1e-6, "top_k": 1, "min_p": 1.0}
+_CERTAIN_NATS = 1e-3
+_LIKELY_NATS = 0.35  # a token of probability 0.7 comes 24 times in a row once in 5,000
 _MIN_CONTEXT = 256
 _CANCEL_TOKENS = 4096
 _CANCEL_S = 10.0
@@ -71,6 +81,8 @@ async def ids_in(evidence: Evidence) -> Verdict:
         return "failed", "the prompt of the codec holds ids outside its own vocabulary."
     try:
         await evidence.sampler.sample(max_tokens=1, seed=1)
+    except EngineMalformed:
+        pass  # of the answer the next checks tell
     except EngineError as error:
         return "failed", f"a prompt of {len(prompt)} token ids was refused: {error}"
     return "passed", f"a prompt of {len(prompt)} token ids was accepted."
@@ -170,7 +182,25 @@ async def temperature(evidence: Evidence) -> Verdict:
 
 
 async def unfiltered(evidence: Evidence) -> Verdict:
-    """No top-p, top-k or min-p is active: a flat distribution covers the vocabulary, a hot one is never all seen."""
+    """No top-p, top-k or min-p is active.
+
+    A flat distribution covers the vocabulary; where an engine refuses such temperatures, the filters must obey what a
+    request says of them. A hot distribution is never seen whole.
+    """
+    if evidence.sampler.max_temperature >= _FLAT:
+        status, what = await _flat_covers(evidence)
+    else:
+        status, what = await _filters_obey(evidence)
+    if status == "failed":
+        return status, what
+    hot = await evidence.sampler.pool(_HOT)
+    if len(hot.logprobs) > 1 and hot.mass > 1 - 1e-5:
+        seen = f"the {len(hot.logprobs)} tokens seen at T={_HOT:g} have probability {hot.mass:.5f} together"
+        return "failed", f"{seen}: a top-p, top-k or min-p is active."
+    return status, what
+
+
+async def _flat_covers(evidence: Evidence) -> Verdict:
     flat = await evidence.sampler.pool(_FLAT)
     level = statistics.fmean(flat.logprobs.values())
     uniform = -math.log(evidence.vocab_size)
@@ -180,11 +210,28 @@ async def unfiltered(evidence: Evidence) -> Verdict:
             "failed",
             f"about {reach:,.0f} of {evidence.vocab_size:,} tokens can be sampled: a top-p or top-k is active.",
         )
-    hot = await evidence.sampler.pool(_HOT)
-    if len(hot.logprobs) > 1 and hot.mass > 1 - 1e-5:
-        seen = f"the {len(hot.logprobs)} tokens seen at T={_HOT:g} have probability {hot.mass:.5f} together"
-        return "failed", f"{seen}: a top-p, top-k or min-p is active."
     return "passed", f"at T={_FLAT:g} log-probs are {level:.3f}, uniform over the vocabulary ({uniform:.3f})."
+
+
+async def _filters_obey(evidence: Evidence) -> Verdict:
+    """Each filter, asked for at its strictest, leaves one token of probability 1: so what requests say is what counts,
+    and those of a rollout switch all of them off."""
+    sampler = evidence.sampler
+    missing = sorted(_STRICTEST.keys() - honoured_knobs(sampler.engine))
+    if missing:
+        raise NoEvidence(f"the engine samples at T={sampler.max_temperature:g} at most and takes no {missing[0]}.")
+    heat = (await sampler.comparable()).temperature
+    for knob, value in _STRICTEST.items():
+        asked = [sampler.sample(max_tokens=1, seed=s, temperature=heat, extra={knob: value}) for s in range(4)]
+        for done in await asyncio.gather(*asked):
+            if len(done.logprobs) != 1 or not done.logprobs[0] > -_CERTAIN_NATS:
+                told = ", ".join(f"{logprob:.3f}" for logprob in done.logprobs)
+                return (
+                    "failed",
+                    f"{knob}={value:g} was asked for and did not act (log-prob {told}, not 0): what requests say of "
+                    f"{knob} is ignored, and a default of the server may be active.",
+                )
+    return "passed", f"{', '.join(_STRICTEST)} act as each request says, and requests switch them off."
 
 
 async def stop_token(evidence: Evidence) -> Verdict:
@@ -234,9 +281,13 @@ async def policy_version(evidence: Evidence) -> Verdict:
 
 async def seeds_differ(evidence: Evidence) -> Verdict:
     """Different seeds give different samples: a group of equal samples has no advantage."""
-    flat = await evidence.sampler.pool(_FLAT)
+    heat = min(_FLAT, evidence.sampler.max_temperature)
+    flat = await evidence.sampler.pool(heat)
     if len(flat.counts) == 1:
-        return "failed", f"{sum(flat.counts.values())} seeds gave the same token at T={_FLAT:g}."
+        (logprob,) = flat.logprobs.values()
+        if logprob > -_LIKELY_NATS:
+            raise NoEvidence(f"at T={heat:g} one token has probability {math.exp(logprob):.2f}.")
+        return "failed", f"{sum(flat.counts.values())} seeds gave the same token at T={heat:g}."
     return "passed", f"{len(flat.counts)} tokens under {sum(flat.counts.values())} seeds."
 
 
@@ -333,7 +384,7 @@ CHECKS: Sequence[Check] = (
         "unfiltered",
         unfiltered,
         f"{_PIN}; a server may take defaults from the model (vLLM: --generation-config vllm).",
-        after=_LOGPROBS,
+        after=(*_LOGPROBS, "temperature"),
     ),
     Check("stop_token", stop_token, "Return the stop token with its log-prob.", after=_LOGPROBS),
     Check("policy_version", policy_version, "Report the weights' version at both ends of a call.", after=("ids_in",)),

@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from drivetrain.engines.protocol import Completion, Engine, EngineError, Sampling
+from drivetrain.engines.protocol import Completion, Engine, EngineError, Sampling, max_temperature
 
 LADDER = (1.0, 0.5, 0.25, 2.0, 4.0, 0.1, 8.0)
 """Temperatures to try, the most natural first, until draws repeat often enough to be compared."""
@@ -54,6 +55,7 @@ class Sampler:
     def __init__(self, engine: Engine, prompt: Sequence[int], *, call_timeout_s: float) -> None:
         self.engine = engine
         self.prompt = list(prompt)
+        self.max_temperature = max_temperature(engine)
         self._timeout_s = call_timeout_s
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._numbers = itertools.count()
@@ -67,13 +69,20 @@ class Sampler:
         temperature: float = 1.0,
         stop: Sequence[int] = (),
         prefix: Sequence[int] = (),
+        extra: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """One completion behind prompt + prefix.
+        """One completion behind prompt + prefix; ``extra`` are knobs that the engine honours.
 
         Raises:
             EngineError: from the engine, or no answer in time.
         """
-        sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed, stop_token_ids=tuple(stop))
+        sampling = Sampling(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop_token_ids=tuple(stop),
+            extra=dict(extra or {}),
+        )
         async with self._gate:
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -104,16 +113,17 @@ class Sampler:
         return self._pools[key]
 
     async def comparable(self) -> Pool:
-        """The pool of the first temperature at which draws repeat and yet differ.
+        """The pool of the first temperature at which draws repeat and yet differ; twice it is not too hot either.
 
         Raises:
             NoEvidence: there is none: the distribution is certain or flat at every temperature.
         """
-        for temperature in LADDER:
+        ladder = [temperature for temperature in LADDER if 2 * temperature <= self.max_temperature]
+        for temperature in ladder:
             pool = await self.pool(temperature)
             if _REPEATS[0] <= pool.repeats <= _REPEATS[1] and pool.spread > _SPREAD:
                 return pool
-        raise NoEvidence(f"at no temperature from {min(LADDER)} to {max(LADDER)} do draws both repeat and differ.")
+        raise NoEvidence(f"at no temperature from {min(ladder)} to {max(ladder)} do draws both repeat and differ.")
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -134,6 +135,11 @@ class Engine(Protocol):
 def honoured_knobs(engine: Engine) -> frozenset[str]:
     """Knobs that an engine takes in :attr:`Sampling.extra`: its attribute ``honoured_knobs``, none when it has none."""
     return frozenset(getattr(engine, "honoured_knobs", ()))
+
+
+def max_temperature(engine: Engine) -> float:
+    """Hottest temperature an engine samples at: its attribute ``max_temperature``, infinite when it has none."""
+    return float(getattr(engine, "max_temperature", math.inf))
 
 
 @runtime_checkable
