@@ -135,7 +135,8 @@ class RemoteClient:
     ) -> list[T]:
         """The same call to every server at once; answers in the order of the URLs.
 
-        An empty body counts as ``null`` when ``reply`` is ``Any``: control endpoints often say nothing.
+        An empty body counts as ``null`` when ``reply`` is ``Any``: control endpoints often say nothing. ``bytes`` takes
+        whatever body comes.
 
         Raises:
             EngineError: one failed; the message names its URL. The others may have done it.
@@ -320,6 +321,8 @@ def _encoded(body: Any) -> bytes | None:
 
 
 def _decoded(raw: bytes, reply: Any, headers: Mapping[str, str]) -> Any:
+    if reply is bytes:  # some control pages answer in plain text
+        return raw
     if reply is Any and not raw.strip():
         return None
     try:
