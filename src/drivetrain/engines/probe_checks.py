@@ -387,7 +387,12 @@ CHECKS: Sequence[Check] = (
         after=(*_LOGPROBS, "temperature"),
     ),
     Check("stop_token", stop_token, "Return the stop token with its log-prob.", after=_LOGPROBS),
-    Check("policy_version", policy_version, "Report the weights' version at both ends of a call.", after=("ids_in",)),
+    Check(
+        "policy_version",
+        policy_version,
+        "Report the weights' version at both ends of a call.",
+        after=("ids_in", "ids_out"),
+    ),
     Check("seeds_differ", seeds_differ, "Pass the request's seed on; do not pin one.", after=_LOGPROBS),
     Check("seed_repeats", seed_repeats, "Samples cannot be repeated by seed.", Need.TOLD, ("ids_in", "ids_out")),
     Check(
@@ -402,6 +407,6 @@ CHECKS: Sequence[Check] = (
         cancellation,
         "Abort the request in the engine when its caller goes away.",
         Need.NO_FAILURE,
-        ("ids_in",),
+        ("ids_in", "ids_out"),
     ),
 )
