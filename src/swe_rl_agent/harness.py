@@ -18,7 +18,7 @@ from drivetrain.cache import Progress
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.protocol import BgJob, Mount, SandboxError, SandboxHandle
 from swe_rl_agent.bundle import Bundle, build_bundle
-from swe_rl_agent.last_word import READERS
+from swe_rl_agent.log_readers import READERS
 from swe_rl_agent.names import lookup
 from swe_rl_agent.plan import LaunchPlan, make_plan
 from swe_rl_agent.preset import INFRASTRUCTURE, Preset, StopReason

@@ -6,8 +6,6 @@ read here; no word at all means that the harness died before it could say one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 
@@ -76,7 +74,3 @@ def mini_trajectory(stdout: bytes, native_log: bytes) -> LastWord:
     if trajectory.messages and trajectory.messages[-1].role == "exit":
         detail = str(msgspec.json.decode(trajectory.messages[-1].content) or "")
     return LastWord(trajectory.info.exit_status, detail[:2000])
-
-
-READERS: dict[str, Callable[[bytes, bytes], LastWord]] = {"pi_json": pi_json, "mini_trajectory": mini_trajectory}
-"""Reader name in a preset -> function of the captured stdout and the native log."""

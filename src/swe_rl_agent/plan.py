@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from drivetrain.errors import ConfigError
+from swe_rl_agent.config_text import config_bytes
 from swe_rl_agent.preset import Preset
 from swe_rl_agent.template import fill, fill_text
 
@@ -86,6 +87,7 @@ def make_plan(
         "request_timeout_s": preset.timeouts.request_s,
         "request_timeout_ms": preset.timeouts.request_s * 1000,
         "command_timeout_s": preset.timeouts.command_s,
+        "command_timeout_ms": preset.timeouts.command_s * 1000,
     }
     guarded = f" {task}" if preset.task_guard and task[0] in preset.task_guard else task
     secret = {"api_key": api_key, "base_url": base_url, "task": guarded, "home": home, "cwd": cwd}
@@ -107,5 +109,5 @@ _Filled = tuple[tuple[str, ...], dict[str, str], tuple[tuple[str, bytes], ...]]
 def _fill_all(preset: Preset, values: Mapping[str, str | int]) -> _Filled:
     argv = tuple(fill_text(word, values) for word in preset.argv)
     env = {name: fill_text(text, values) for name, text in preset.env.items()}
-    files = tuple((file.path, msgspec.json.encode(fill(file.content, values))) for file in preset.files)
+    files = tuple((file.path, config_bytes(file.path, fill(file.content, values))) for file in preset.files)
     return argv, env, files

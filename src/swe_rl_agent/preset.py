@@ -43,10 +43,11 @@ INFRASTRUCTURE: frozenset[StopReason] = frozenset({"model_error", "crashed"})
 
 
 class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file written into HOME with mode 0600; ``content`` is a tree with placeholders, written as JSON."""
+    """A file written into HOME with mode 0600. ``content`` is a tree with placeholders, written as TOML where the path
+    ends in ``.toml`` and as JSON elsewhere, or a text, written as it is (:mod:`swe_rl_agent.config_text`)."""
 
     path: str
-    content: dict[str, Any]
+    content: dict[str, Any] | str
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,14 +132,14 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             argv.extend(chosen.options if word == OPTIONS else [word])
         extra: Mapping[str, ConfigFile] = {file.path: file for file in chosen.files}
         files = [
-            ConfigFile(file.path, _table(merge(file.content, extra[file.path].content))) if file.path in extra else file
+            ConfigFile(file.path, _content(merge(file.content, extra[file.path].content))) if file.path in extra else file
             for file in self.files
         ]
         return msgspec.structs.replace(self, argv=tuple(argv), files=tuple(files), variants={}, variant=name or "")
 
 
-def _table(value: Value) -> dict[str, Value]:
-    assert isinstance(value, dict)
+def _content(value: Value) -> dict[str, Value] | str:
+    assert isinstance(value, dict | str)
     return value
 
 

@@ -18,6 +18,7 @@ NAMES = frozenset(
         "attempts",
         "base_url",
         "bundle",
+        "command_timeout_ms",
         "command_timeout_s",
         "context_length",
         "cwd",

@@ -1,0 +1,17 @@
+"""Every log reader a preset may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swe_rl_agent.last_word import LastWord, mini_trajectory, pi_json
+from swe_rl_agent.log_claude import claude_stream_json
+from swe_rl_agent.log_codex import codex_json
+
+READERS: dict[str, Callable[[bytes, bytes], LastWord]] = {
+    "pi_json": pi_json,
+    "mini_trajectory": mini_trajectory,
+    "claude_stream_json": claude_stream_json,
+    "codex_json": codex_json,
+}
+"""Reader name in a preset -> function of the captured stdout and the native log."""
