@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from drivetrain import __version__
-from drivetrain.cli import doctor, prepare, rollout, serve, tasks, template_check, trace, train
+from drivetrain.cli import doctor, prepare, probe, rollout, serve, tasks, template_check, trace, train
 from drivetrain.cli.console import fail
 from drivetrain.errors import DrivetrainError
 
@@ -61,6 +61,7 @@ app.command("rollout")(rollout.rollout)
 app.add_typer(trace.app, name="trace")
 app.command("train")(train.train)
 app.command("serve")(serve.serve)
+app.command("probe")(probe.probe)
 app.command("template-check")(template_check.template_check)
 
 

@@ -14,9 +14,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from drivetrain.cli import engine_options as engines
 from drivetrain.cli.console import err, out, print_json, tell
 from drivetrain.errors import ConfigError
-from drivetrain.rollout.config import DEFAULT_TRAIN_LABELS, EpisodeSpec, RolloutConfig, episodes_of
+from drivetrain.rollout.config import DEFAULT_TRAIN_LABELS, Dtype, EpisodeSpec, RolloutConfig, episodes_of
 from drivetrain.rollout.mask_guard import MaskedFractionExceeded, MaskGuard
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
@@ -51,7 +52,14 @@ def rollout(
     reasoning: Reasoning = typer.Option(
         Reasoning.keep, help="keep: sampled reasoning stays in context; template: fork where the template strips it."
     ),
-    threads: int | None = typer.Option(None, help="Torch threads of the embedded engine."),
+    engine: str = engines.ENGINE,
+    engine_url: list[str] = engines.URL,
+    engine_api_key_env: str = engines.API_KEY_ENV,
+    engine_model: str = engines.SERVED,
+    engine_boot_timeout: float = engines.BOOT_TIMEOUT,
+    no_probe: bool = engines.NO_PROBE,
+    dtype: str = engines.DTYPE,
+    threads: int | None = engines.THREADS,
     seed: int | None = typer.Option(None, help="Makes sampling reproducible."),
     train_label: list[str] = typer.Option(
         list(DEFAULT_TRAIN_LABELS), "--train-label", help="Train turns with this label; may be repeated."
@@ -65,6 +73,9 @@ def rollout(
     """Run agents on tasks, record every model call token by token, and grade the work.
 
     Example: drivetrain rollout -a pi -a mini-swe-agent -t pypi__xmltodict-0.14.2 -n 2 --variant small
+
+    A server samples with --engine vllm --engine-url http://127.0.0.1:8000 --model DIR: DIR is the model that it serves.
+    It is probed first (see `drivetrain probe`), and refused when its samples cannot be trained on.
 
     Exits with 1 when any rollout ended in an infrastructure failure (its reward is then none, never 0), or when too
     many sampled tokens were lost to faults.
@@ -84,6 +95,8 @@ def rollout(
         deadline_s=deadline,
         variant=variant,
         reasoning=reasoning.value,
+        engine=engines.engine_spec(engine, engine_url, engine_api_key_env, engine_model, no_probe, engine_boot_timeout),
+        dtype=cast("Dtype", dtype),
         threads=threads,
         seed=seed,
         train_labels=cast("tuple[Label, ...]", tuple(train_label)),

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import typer
 
+from drivetrain.cli import engine_options as engines
 from drivetrain.cli.console import out, tell
-from drivetrain.engines.embedded import EmbeddedEngine
 from drivetrain.engines.models import ModelDir, resolve_model
+from drivetrain.engines.open import EngineSpec, open_engine, start_engine
 from drivetrain.engines.protocol import Engine
 from drivetrain.engines.scripted import ScriptedEngine
 from drivetrain.errors import ConfigError
@@ -23,6 +24,7 @@ from drivetrain.gateway.keys import MIN_ADMIN_KEY, AdminKeys, mint_key
 from drivetrain.gateway.model import load_codec
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.server import GatewayServer
+from drivetrain.tokens.codec import TokenCodec
 
 ADMIN_KEY_VARIABLE = "DRIVETRAIN_ADMIN_KEY"
 TRAINER_KEY_VARIABLE = "DRIVETRAIN_TRAINER_KEY"
@@ -47,6 +49,9 @@ otherwise: max_turns {_POLICY.max_turns}, max_tokens_per_turn {_POLICY.max_token
 {_POLICY.call_timeout_s:g}, max_concurrent_calls {_POLICY.max_concurrent_calls}, max_body_bytes
 {_POLICY.max_body_bytes}; no limit on max_prompt_tokens, max_completion_tokens, max_total_tokens, wall_clock_s,
 rate_per_s, key_ttl_s. A call over budget gets a closing message, or status 400 with on_budget "error".
+
+ENGINE. A server samples with --engine vllm or sglang and --engine-url; --model is then the directory of the model that
+it serves. It is probed before anything listens (see drivetrain probe); --no-probe believes it blindly.
 
 EXAMPLES
 
@@ -96,27 +101,50 @@ def serve(
         False, "--allow-public", help="Listen on public addresses without TLS: a proxy in front encrypts."
     ),
     socket: Path | None = typer.Option(None, help="Also serve harnesses on this Unix socket."),
-    threads: int | None = typer.Option(None, help="Torch threads of the embedded engine."),
+    engine: str = engines.ENGINE,
+    engine_url: list[str] = engines.URL,
+    engine_api_key_env: str = engines.API_KEY_ENV,
+    engine_model: str = engines.SERVED,
+    engine_boot_timeout: float = engines.BOOT_TIMEOUT,
+    no_probe: bool = engines.NO_PROBE,
+    threads: int | None = engines.THREADS,
     script: Path | None = typer.Option(None, help="Say these replies (JSON list of texts) instead of sampling."),
 ) -> None:
     listen = _Listen(host, port, admin_host, admin_port, socket, _tls(tls_cert, tls_key), allow_public)
     listen.check()
+    spec = engines.engine_spec(engine, engine_url, engine_api_key_env, engine_model, no_probe, engine_boot_timeout)
+    if script and spec.is_remote:
+        raise ConfigError(f"--script and --engine {spec.kind} both say what samples.", fix="Give one of them.")
     resolved = resolve_model(model, None, tell)
-    engine: Engine = _scripted(script, resolved) if script else EmbeddedEngine(resolved, threads=threads)
+    used = _scripted(script, resolved) if script else open_engine(spec, resolved, threads=threads, tell=tell)
     keys = (_admin_key(journal), os.environ.get(TRAINER_KEY_VARIABLE, ""))
     check_address(admin_host, tls=listen.tls, allow_public=allow_public, keys=AdminKeys(*keys))
-    asyncio.run(_serve(engine, resolved, journal, listen, keys))
+    asyncio.run(_serve(used, spec, resolved, journal, listen, keys))
 
 
 serve.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in HELP.split("\n\n"))
 
 
-async def _serve(engine: Engine, model: ModelDir, journal: Path, listen: _Listen, keys: tuple[str, str]) -> None:
+async def _serve(
+    engine: Engine, spec: EngineSpec, model: ModelDir, journal: Path, listen: _Listen, keys: tuple[str, str]
+) -> None:
+    codec = load_codec(model)
+    try:
+        if spec.is_remote:  # before signals are taken over, so that Ctrl-C ends a wait for a server
+            await start_engine(engine, spec, codec, tell)
+        await _serve_gateway(engine, codec, model, journal, listen, keys)
+    finally:
+        await engine.aclose()
+
+
+async def _serve_gateway(
+    engine: Engine, codec: TokenCodec, model: ModelDir, journal: Path, listen: _Listen, keys: tuple[str, str]
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(engine, load_codec(model), journal, model=model.name)
+    gateway = Gateway(engine, codec, journal, model=model.name)
     server = GatewayServer(gateway)
     tls, public = listen.tls, listen.allow_public
     try:
@@ -140,7 +168,6 @@ async def _serve(engine: Engine, model: ModelDir, journal: Path, listen: _Listen
         await stop.wait()
     finally:
         await server.aclose()
-        await engine.aclose()
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:

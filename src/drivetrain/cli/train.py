@@ -5,13 +5,15 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 from rich.table import Table
 
+from drivetrain.cli import engine_options as engines
 from drivetrain.cli.console import out, print_json, tell
 from drivetrain.engines.models import DEFAULT_MODEL, resolve_model
+from drivetrain.engines.open import REMOTE, EngineKind, EngineSpec
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import RolloutConfig
 from drivetrain.rollout.run_dir import RunDir
@@ -36,6 +38,8 @@ def train(
     deadline: float = typer.Option(1800.0, help="Live: seconds of wall time for the agent."),
     variant: str | None = typer.Option(None, help="Live: preset variant, e.g. 'small' for short prompts."),
     concurrency: int = typer.Option(2, "--concurrency", "-c", help="Live: rollouts in flight."),
+    engine: str = engines.ENGINE,
+    threads: int | None = engines.THREADS,
     out_dir: Path | None = typer.Option(None, "--out", "-o", help="Save the trained model in this folder."),
     seed: int = typer.Option(42, help="Seed of the trainer."),
     json_output: bool = typer.Option(False, "--json", help="Print the report as JSON."),
@@ -52,6 +56,7 @@ def train(
     require_trl()
     if (run_dir is None) == (not task):
         raise ConfigError("name a recorded run with --run, or live tasks with --task and --agent (not both).")
+    _check_engine(engine)
     with ExitStack() as stack:
         folder = out_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-train-")))
         common: dict[str, Any] = {"out_dir": folder, "steps": steps, "learning_rate": learning_rate, "seed": seed}
@@ -70,6 +75,7 @@ def train(
                 max_tokens=max_tokens,
                 deadline_s=deadline,
                 variant=variant,
+                threads=threads,
             )
             report = _live(config, common)
     if json_output:
@@ -78,6 +84,21 @@ def train(
         _print(report)
     if report.logp_diff_max > TOLERANCE:
         raise typer.Exit(1)
+
+
+def _check_engine(engine: str) -> None:
+    """Live episodes are sampled from the trainer's own weights, in its process.
+
+    Raises:
+        ConfigError: a server is named: it would go on sampling from the weights it was started with.
+    """
+    if engine in REMOTE:
+        raise ConfigError(
+            f"live training cannot sample from {engine}: this command sends no weights to a server, so that every step "
+            "after the first would be off-policy.",
+            fix="Leave --engine out, or record with `drivetrain rollout --engine` and train with --run.",
+        )
+    EngineSpec(kind=cast("EngineKind", engine))
 
 
 def _recorded(run: RunDir, common: dict[str, Any]) -> TrainReport:

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from drivetrain.engines.open import EngineSpec, check_embedded_options
 from drivetrain.errors import ConfigError
 from drivetrain.trace.sample import TRAINED_LABELS
 from drivetrain.trace.turn import Label
@@ -13,6 +14,7 @@ from drivetrain.trace.turn import Label
 REFERENCE_AGENTS = ("oracle", "noop")
 """Agents without a model: the reference fix and nothing at all."""
 
+Dtype = Literal["float32", "bfloat16"]
 LABELS: tuple[str, ...] = get_args(Label)
 DEFAULT_TRAIN_LABELS: tuple[Label, ...] = tuple(sorted(TRAINED_LABELS))
 
@@ -24,8 +26,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     budget of each rollout; ``deadline_s`` is the harness's wall time; ``concurrency`` counts rollouts in flight.
     ``reasoning`` says whether sampled reasoning stays in context (``keep``) or goes where the template strips it
     (``template``: such turns fork). ``variant`` chooses a preset's variant, e.g. ``small`` for prompts that fit small
-    models. ``dtype`` and ``threads`` are the embedded engine's. ``seed`` makes sampling reproducible as far as the
-    engine is.
+    models. ``engine`` says what samples; ``dtype`` and ``threads`` are the embedded engine's. ``seed`` makes sampling
+    reproducible as far as the engine is.
     ``train_labels`` are the labels of the turns to train (design section 4, "Label"); ``max_masked_fraction`` is the
     share of sampled tokens that faults may cost before the run stops.
     """
@@ -42,7 +44,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 1800.0
     variant: str | None = None
     reasoning: Literal["keep", "template"] = "keep"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    engine: EngineSpec = EngineSpec()
+    dtype: Dtype = "float32"
     threads: int | None = None
     seed: int | None = None
     train_labels: tuple[Label, ...] = DEFAULT_TRAIN_LABELS
@@ -61,6 +64,9 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"no label is called {unknown[0]!r}." if unknown else "no label is trained.",
                 fix=f"Choose among: {', '.join(LABELS)}.",
             )
+        check_embedded_options(self.engine, dtype=self.dtype, threads=self.threads)
+        if self.dtype not in get_args(Dtype):
+            raise ConfigError(f"dtype is {self.dtype!r}.", fix=f"Use one of {', '.join(get_args(Dtype))}.")
         if not 0 <= self.max_masked_fraction <= 1:
             raise ConfigError(f"max_masked_fraction is {self.max_masked_fraction}; it must be between 0 and 1.")
 

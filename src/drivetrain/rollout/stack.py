@@ -9,8 +9,9 @@ from pathlib import Path
 
 import drivetrain
 from drivetrain.cache import Progress
-from drivetrain.engines.embedded import EmbeddedEngine
 from drivetrain.engines.models import ModelDir, resolve_model
+from drivetrain.engines.open import open_engine, start_engine
+from drivetrain.engines.probe import ProbeReport
 from drivetrain.engines.protocol import Engine
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.core import Gateway
@@ -48,10 +49,12 @@ async def open_stack(
     All names are checked before anything is built, so that bad input leaves nothing half-written.
 
     Args:
-        engine: an engine to use instead of an embedded one; ``model`` is then its model.
+        engine: a started engine to use instead of the one that ``config`` names; ``model`` is then its model.
 
     Raises:
-        ConfigError, MissingDependency: unknown task, agent, model or sandbox; a missing program.
+        ConfigError, MissingDependency: unknown task, agent, model or sandbox; a missing program; an engine server whose
+            samples cannot be trained on.
+        EngineError: an engine server is not ready in time.
     """
     for task_id in config.tasks:
         get_task(task_id)
@@ -69,8 +72,9 @@ async def open_stack(
         tasks = await asyncio.to_thread(build_tasks, config.tasks, tell)
         gateway: Gateway | None = None
         socket: Path | None = None
+        probe: ProbeReport | None = None
         if config.needs_model and model is not None:
-            gateway, socket = await _open_gateway(stack, config, run, tell, model, engine)
+            gateway, socket, probe = await _open_gateway(stack, config, run, tell, model, engine)
         selection = Selection.of(config.train_labels, {name: h.preset.labels for name, h in harnesses.items()})
         run.write_info(
             {
@@ -80,6 +84,7 @@ async def open_stack(
                 "model": {"name": model.name, "path": str(model.path)} if model is not None else None,
                 "template_sha256": gateway.codec.template.sha256 if gateway is not None else None,
                 "engine": gateway.engine.name if gateway is not None else None,
+                "probe": probe.findings if probe is not None else None,
                 "policy_version": gateway.engine.policy_version if gateway is not None else None,
                 "agents": {name: harness.bundle.sha256 for name, harness in harnesses.items()},
             }
@@ -101,21 +106,25 @@ async def _try_sandbox(backend: SandboxBackend) -> None:
 
 async def _open_gateway(
     stack: AsyncExitStack, config: RolloutConfig, run: RunDir, tell: Progress, model: ModelDir, engine: Engine | None
-) -> tuple[Gateway, Path]:
+) -> tuple[Gateway, Path, ProbeReport | None]:
     codec = load_codec(model, reasoning=config.reasoning)
     if not codec.template.renders_tools:
         raise ConfigError(
             f"the chat template of {model.name} renders no tools, so the policy would not see the agent's tools.",
             fix="Put a tool-aware chat_template.jinja into the model directory.",
         )
+    probe: ProbeReport | None = None
     if engine is None:
-        engine = EmbeddedEngine(model, dtype=config.dtype, threads=config.threads, max_batch=config.concurrency)
+        spec = config.engine
+        engine = open_engine(
+            spec, model, dtype=config.dtype, threads=config.threads, max_batch=config.concurrency, tell=tell
+        )
         stack.push_async_callback(engine.aclose)
-        tell(f"loading {model.name}")
-        await engine.start()
+        tell(f"connecting to {', '.join(spec.urls)}" if spec.is_remote else f"loading {model.name}")
+        probe = await start_engine(engine, spec, codec, tell)
     folder = stack.enter_context(socket_folder())
     gateway = Gateway(engine, codec, run.journal, model=model.name)
     server = GatewayServer(gateway)
     stack.push_async_callback(server.aclose)
     await server.listen_unix(folder / "gateway.sock")
-    return gateway, folder / "gateway.sock"
+    return gateway, folder / "gateway.sock", probe

@@ -40,7 +40,8 @@ class SGLangEngine:
     Args:
         urls: base URL of one server or of several equal ones. Calls of a session go to one server while it is up.
         api_key: what servers were started with (``--api-key``).
-        adapter: name of the loaded LoRA adapter that is the policy; None samples from the model itself.
+        adapter: name of the loaded LoRA adapter that is the policy; None, or the served name, samples from the model
+            itself.
         policy_version: of the weights served at first.
         boot_timeout_s: how long :meth:`start` waits for servers that still load.
         tell: gets a line now and then while it waits.
@@ -110,6 +111,8 @@ class SGLangEngine:
             try:
                 await self._client.wait_ready(deadline_s=self._boot_timeout_s, tell=self._tell)
                 served = await read_served(self._client)
+                if self._adapter == served.model:
+                    self._adapter = None
                 if self._adapter is not None:
                     await check_adapter(self._client, self._adapter)
             except BaseException:
