@@ -11,8 +11,9 @@ import pytest
 from drivetrain.engines.embedded import EmbeddedEngine
 from drivetrain.engines.models import ModelDir
 from drivetrain.engines.protocol import Completion, Pausable, PrefixCached, VersionSettable
-from drivetrain.gateway.fence import Fence, FenceTimeout
+from drivetrain.gateway.fence import Fence
 from drivetrain.gateway.fence_threads import ThreadFence
+from drivetrain.gateway.fence_types import FenceTimeout
 from tests.engines.test_embedded import EXACT, ask, distance, generated, load, prompt
 
 torch = pytest.importorskip("torch")

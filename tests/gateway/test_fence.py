@@ -13,8 +13,9 @@ from drivetrain.engines.models import ModelDir
 from drivetrain.engines.protocol import Completion, EngineError, Sampling
 from drivetrain.engines.scripted import ScriptedEngine
 from drivetrain.errors import ConfigError
-from drivetrain.gateway.fence import Fence, FenceBusy, FenceFailed, FenceTimeout, Passage
+from drivetrain.gateway.fence import Fence
 from drivetrain.gateway.fence_threads import ThreadFence
+from drivetrain.gateway.fence_types import FenceBusy, FenceFailed, FenceTimeout, Passage
 
 SAMPLING = Sampling(max_tokens=64)
 SLOW = 0.02  # seconds per token: a call that is running when it is looked at

@@ -10,7 +10,7 @@ from aiohttp import web
 from drivetrain.engines.protocol import EngineError
 from drivetrain.errors import ConfigError, DrivetrainError
 from drivetrain.gateway.core import Gateway
-from drivetrain.gateway.fence import FenceBusy, FenceTimeout, OnDeadline, PauseMode
+from drivetrain.gateway.fence_types import FenceBusy, FenceTimeout, OnDeadline, PauseMode
 from drivetrain.gateway.refusal import Refusal
 
 

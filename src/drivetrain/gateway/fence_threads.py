@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from drivetrain.errors import ConfigError
-from drivetrain.gateway.fence import Fence, FenceStatus, OnDeadline, PauseMode, Update
+from drivetrain.gateway.fence import Fence
+from drivetrain.gateway.fence_types import FenceStatus, OnDeadline, PauseMode, Update
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from drivetrain.engines.protocol import Completion
-from drivetrain.gateway.fence import Passage
+from drivetrain.gateway.fence_types import Passage
 from drivetrain.gateway.prompting import Prompt
 from drivetrain.gateway.sampling import Effective
 from drivetrain.gateway.upstream import prompt_difference

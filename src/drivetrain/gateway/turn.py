@@ -17,7 +17,8 @@ from drivetrain.engines.protocol import (
 )
 from drivetrain.gateway.budgets import BudgetStop, Reservation
 from drivetrain.gateway.delivery import Served
-from drivetrain.gateway.fence import Fence, Passage
+from drivetrain.gateway.fence import Fence
+from drivetrain.gateway.fence_types import Passage
 from drivetrain.gateway.limits import call_clock
 from drivetrain.gateway.prompting import Prompt, conversation_of, prompt_of
 from drivetrain.gateway.provenance import ProvenanceBook

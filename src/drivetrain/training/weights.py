@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from drivetrain.errors import ConfigError
-from drivetrain.gateway.fence import OnDeadline, PauseMode
 from drivetrain.gateway.fence_threads import ThreadFence
+from drivetrain.gateway.fence_types import OnDeadline, PauseMode
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.trace.sample import HarnessTrace
 
