@@ -203,18 +203,18 @@ class VLLMDouble:
     ) -> web.StreamResponse:
         number = len(self.requests)
         self.requests.append(body)
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if (spoilt := self.instead(number)) is not None:
             return spoilt
         if (refused := self._refused(body, prompt, knobs)) is not None:
             return refused
         prompt = [1, *prompt] if self.faults.adds_bos else prompt
-        call = self.engine.generate(prompt, self._sampling(knobs), request_id=str(number))
+        sampling = self._sampling(knobs)
         try:
             if self.faults.one_at_a_time:
-                done = await asyncio.shield(asyncio.ensure_future(self._alone(call)))
+                done = await asyncio.shield(asyncio.ensure_future(self._alone(prompt, sampling)))
             else:
-                done = await call
+                done = await self.engine.generate(prompt, sampling, request_id=str(number))
         except asyncio.CancelledError:
             self.aborted += 1
             raise
@@ -229,10 +229,9 @@ class VLLMDouble:
         usage = {"prompt_tokens": len(prompt), "completion_tokens": counted, "total_tokens": len(prompt) + counted}
         return web.json_response({"id": f"cmpl-{number}", "choices": [filled], "usage": usage})
 
-    async def _alone(self, call: Any) -> Completion:
+    async def _alone(self, prompt: list[int], sampling: Sampling) -> Completion:
         async with self._lock:
-            done: Completion = await call
-            return done
+            return await self.engine.generate(prompt, sampling, request_id="")
 
     def _refused(self, body: dict[str, Any], prompt: list[int], knobs: dict[str, Any]) -> web.Response | None:
         """vLLM's own refusals, in its words."""
