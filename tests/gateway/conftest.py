@@ -65,7 +65,7 @@ async def start_rig(tmp_path: Path, tiny_model: ModelDir, codec: TokenCodec) -> 
     async def start(
         lines: Any = (), *, engine: Engine | None = None, patience: Patience | None = None, journal: Path | None = None
     ) -> Rig:
-        path = journal or tmp_path / "journal.sqlite"
+        path = journal or tmp_path / (f"journal{len(running)}.sqlite" if running else "journal.sqlite")
         used = engine or ScriptedEngine.from_lines(lines, tiny_model, then="done")
         server = GatewayServer(Gateway(used, codec, path, model="policy"), patience=patience)
         running.append(server)

@@ -41,7 +41,7 @@ async def test_headers_are_kept_with_the_turn(tmp_path: Path, codec: TokenCodec,
     assert all(key.encode() not in file.read_bytes() for file in tmp_path.iterdir())
 
     with sqlite3.connect(path) as db:
-        record = msgspec.msgpack.decode(db.execute("SELECT record FROM turns").fetchone()[0])
+        record = msgspec.json.decode(db.execute("SELECT record FROM turns").fetchone()[0])
         del record["origin"]
-        db.execute("UPDATE turns SET record = ?", (msgspec.msgpack.encode(record),))
+        db.execute("UPDATE turns SET record = ?", (msgspec.json.encode(record),))
     assert JournalReader(path).graph(session.id, session.graph.session_tag)[0].origin == {}
