@@ -60,8 +60,8 @@ def conversations(draw: st.DrawFn) -> tuple[list[Message], Message, list[Message
 
 
 @pytest.mark.case("A5", "A6", "A13")
-@pytest.mark.parametrize("name", ORIGINALS)
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(conversation=conversations(), cut=st.booleans())
 def test_what_may_be_appended_is_what_a_full_render_appends(
     name: str, conversation: tuple[list[Message], Message, list[Message]], cut: bool
