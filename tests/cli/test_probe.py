@@ -61,7 +61,7 @@ def test_raw_log_probs_as_json(tiny_model: ModelDir) -> None:
     by_name = {finding["check"]: finding for finding in found["findings"]}
     assert by_name["temperature"]["status"] == "failed"
     assert "raw" in by_name["temperature"]["what"]
-    assert by_name["temperature"]["fix"]
+    assert "unset SGLANG_RETURN_ORIGINAL_LOGPROB" in by_name["temperature"]["fix"]
     assert second.exit_code == 0, second.stdout  # nothing was remembered
 
 

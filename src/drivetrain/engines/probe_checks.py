@@ -377,7 +377,8 @@ CHECKS: Sequence[Check] = (
     Check(
         "temperature",
         temperature,
-        "Return log-probs after temperature (vLLM: --logprobs-mode processed_logprobs).",
+        "Return log-probs after temperature (vLLM: --logprobs-mode processed_logprobs; SGLang: unset "
+        "SGLANG_RETURN_ORIGINAL_LOGPROB).",
         after=_LOGPROBS,
     ),
     Check(
@@ -394,7 +395,13 @@ CHECKS: Sequence[Check] = (
         after=("ids_in", "ids_out"),
     ),
     Check("seeds_differ", seeds_differ, "Pass the request's seed on; do not pin one.", after=_LOGPROBS),
-    Check("seed_repeats", seed_repeats, "Samples cannot be repeated by seed.", Need.TOLD, ("ids_in", "ids_out")),
+    Check(
+        "seed_repeats",
+        seed_repeats,
+        "Samples cannot be repeated by seed (SGLang: --enable-deterministic-inference).",
+        Need.TOLD,
+        ("ids_in", "ids_out"),
+    ),
     Check(
         "context_length",
         context_length,
