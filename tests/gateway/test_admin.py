@@ -102,3 +102,22 @@ async def test_config_hashes_of_a_remote_runner(rig: Rig, admin: Admin) -> None:
     assert (await admin.ask("POST", "sessions/none/provenance/config", {}))[0] == 404
     assert (await admin.ask("POST", f"{route}/config", {"a.json": "ab" * 32}))[0] == 200
     assert await admin.ask("GET", route) == (200, {"records": [], "config_sha256": {"a.json": "ab" * 32}})
+
+
+async def test_rows_by_label(rig: Rig, admin: Admin) -> None:
+    session, client = await rig.session()
+    await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+    route = f"sessions/{session.id}/rows"
+    for query, rows in (("", 1), ("?label=agent&label=title", 1), ("?label=title", 0)):
+        status, body = await admin.ask("GET", route + query)
+        assert (status, len(body["rows"])) == (200, rows)
+    status, body = await admin.ask("GET", route + "?label=agents")
+    assert (status, body["error"]["param"]) == (400, "label")
+
+
+async def test_a_defect_of_ours_is_an_error_in_json(rig: Rig, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, _ = await rig.session()
+    monkeypatch.setattr("drivetrain.gateway.admin.rows_of", lambda *_, **__: 1 / 0)
+    status, body = await admin.ask("GET", f"sessions/{session.id}/rows")
+    assert (status, body["error"]["code"]) == (500, "internal_error")
+    assert "zero" not in body["error"]["message"]

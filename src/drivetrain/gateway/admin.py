@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import msgspec
 from aiohttp import web
@@ -17,7 +18,9 @@ from drivetrain.gateway.policy import read_policy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import error_response
 from drivetrain.gateway.sessions import Session
-from drivetrain.trace.sample import rows_of
+from drivetrain.gateway.unexpected import report
+from drivetrain.trace.sample import TRAINED_LABELS, rows_of
+from drivetrain.trace.turn import Label
 
 
 class OpenRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,6 +47,10 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
             return error_response(refusal, errors)
         except web.HTTPException as error:
             return error_response(Refusal("not_found", f"{request.method} {request.path}: {error.reason}."), errors)
+        except ConnectionError:
+            raise  # the client is gone
+        except Exception as error:
+            return error_response(report(error, f"{request.method} {request.path}"), errors)
 
     async def open_session(request: web.Request) -> web.Response:
         try:
@@ -62,7 +69,8 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
 
     async def show_rows(request: web.Request) -> web.Response:
         session = gateway.sessions.get(request.match_info["id"])
-        return _json({"rows": rows_of(session.graph, session_id=session.id)})
+        labels = _labels(request.query.getall("label", []))
+        return _json({"rows": rows_of(session.graph, labels=labels, session_id=session.id)})
 
     async def note_config_hashes(request: web.Request) -> web.Response:
         session = gateway.sessions.get(request.match_info["id"])
@@ -114,6 +122,15 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
     app.router.add_get("/admin/health", health)
     app.router.add_routes(fence_routes(gateway))
     return app
+
+
+def _labels(names: Sequence[str]) -> frozenset[Label]:
+    """Which turns are trained: ``?label=agent&label=title``; without any, those that are trained by default."""
+    try:
+        return frozenset(msgspec.convert(names, list[Label])) or TRAINED_LABELS
+    except msgspec.ValidationError as error:
+        known = ", ".join(get_args(Label))
+        raise Refusal("invalid_request", f"unknown label: {error}.", fix=f"Use {known}.", param="label") from error
 
 
 def _summary(session: Session) -> dict[str, Any]:
