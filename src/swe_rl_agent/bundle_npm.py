@@ -35,13 +35,14 @@ class Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class NpmAgent(msgspec.Struct, frozen=True, kw_only=True):
     """``packages`` names the package by machine (``""`` = any machine), ``entry`` the program in it, ``unused`` the
-    paths in it that a headless run never opens."""
+    paths in it that a headless run never opens, ``programs`` those it starts (archives keep no mode of them)."""
 
     name: str
     packages: dict[str, str]
     entry: str
     native: bool = False
     unused: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
 
 GEMINI = NpmAgent(
@@ -59,6 +60,7 @@ QWEN = NpmAgent(
         "bundled/browser-use/runtime",
         *(f"vendor/ripgrep/{system}" for system in ("x64-win32", "arm64-win32", "x64-darwin", "arm64-darwin")),
     ),
+    programs=("vendor/ripgrep/x64-linux/rg", "vendor/ripgrep/arm64-linux/rg"),
 )
 # baseline: runs on every x86-64 processor; the plain build needs AVX2
 OPENCODE = NpmAgent(
@@ -93,6 +95,8 @@ def _build(agent: NpmAgent, root: Path, scratch: Path, report: Callable[[str], N
     unpacked = fetch(package, lock[package], scratch / "package")
     for path in agent.unused:
         shutil.rmtree(unpacked / path, ignore_errors=True)
+    for path in agent.programs:
+        (unpacked / path).chmod(0o755)
     (root / "bin").mkdir()
     if node is None:
         program = root / "bin" / Path(agent.entry).name

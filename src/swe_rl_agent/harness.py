@@ -27,7 +27,7 @@ STDOUT, STDERR = ".drivetrain/stdout.log", ".drivetrain/stderr.log"
 MAX_LOG_BYTES = 64 << 20
 TAIL_BYTES = 16384
 
-_CAPTURE = 'umask 077; mkdir -p "${1%/*}" && out=$1 err=$2 && shift 2 && exec "$@" >"$out" 2>"$err" </dev/null'
+_CAPTURE = 'umask 077; mkdir -p "${1%/*}" && out=$1 err=$2 in=$3 && shift 3 && exec "$@" >"$out" 2>"$err" <"$in"'
 """Output goes to files inside: the last words are at the end, and a bounded pipe keeps the head."""
 
 
@@ -149,7 +149,7 @@ class CLIHarness:
         for file in plan.files:
             await sandbox.write(file.path, file.data, mode=0o600)
         stdout, stderr = (posixpath.join(sandbox.home, name) for name in (STDOUT, STDERR))
-        argv = ["/bin/sh", "-c", _CAPTURE, "sh", stdout, stderr, *plan.argv]
+        argv = ["/bin/sh", "-c", _CAPTURE, "sh", stdout, stderr, plan.stdin, *plan.argv]
         started = time.monotonic()
         job = await sandbox.start(argv, cwd=cwd, env=plan.env)
         exit_code, expired = await self._until_end(job, deadline_s)

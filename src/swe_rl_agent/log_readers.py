@@ -7,11 +7,15 @@ from collections.abc import Callable
 from swe_rl_agent.last_word import LastWord, mini_trajectory, pi_json
 from swe_rl_agent.log_claude import claude_stream_json
 from swe_rl_agent.log_codex import codex_json
+from swe_rl_agent.log_gemini import gemini_json
+from swe_rl_agent.log_qwen import qwen_json
 
 READERS: dict[str, Callable[[bytes, bytes], LastWord]] = {
     "pi_json": pi_json,
     "mini_trajectory": mini_trajectory,
     "claude_stream_json": claude_stream_json,
     "codex_json": codex_json,
+    "gemini_json": gemini_json,
+    "qwen_json": qwen_json,
 }
 """Reader name in a preset -> function of the captured stdout and the native log."""

@@ -28,14 +28,16 @@ class PlannedFile(msgspec.Struct, frozen=True):
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """``config_sha256`` hashes argv, env and files with key, URL, task, home and cwd left as placeholders: equal for
-    every rollout of one experiment (provenance)."""
+    """``stdin`` is the path of the file that is the harness's standard input. ``config_sha256`` hashes argv, env and
+    files with key, URL, task, home and cwd left as placeholders: equal for every rollout of one experiment
+    (provenance)."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: tuple[PlannedFile, ...]
     cwd: str
     native_log: str
+    stdin: str
     config_sha256: str
 
 
@@ -99,6 +101,7 @@ def make_plan(
         files=tuple(PlannedFile(posixpath.join(home, path), data) for path, data in files),
         cwd=cwd,
         native_log=fill_text(preset.native_log, {**constant, **secret}),
+        stdin=posixpath.join(home, preset.stdin) if preset.stdin else "/dev/null",
         config_sha256=hashlib.sha256(msgspec.json.encode(_fill_all(preset, {**constant, **neutral}))).hexdigest(),
     )
 

@@ -89,7 +89,9 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One harness. ``stops`` maps the harness's own final words to a :data:`StopReason`; a word it does not list is
     ``crashed``. ``overflow_marks`` are lower-case fragments of an error text that make a ``model_error`` a
-    ``context_overflow``. ``native_log`` is the trajectory the harness writes, ``{home}`` allowed. ``task_guard`` lists
+    ``context_overflow``. ``native_log`` is the trajectory the harness writes, ``{home}`` allowed. ``stdin`` is
+    the path of one of ``files``, which the harness reads as its standard input (empty otherwise): for a task that it
+    would alter as an argument. ``task_guard`` lists
     first characters the harness would not take as text. ``log_noise`` lists the beginnings of log
     lines that are not returned (partial answers, repeated per token). Without ``patience`` the gateway's own is used;
     a harness that does not stream can be sent nothing before its reply."""
@@ -102,6 +104,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     argv: tuple[str, ...]
     stops: dict[str, StopReason]
     native_log: str = ""
+    stdin: str = ""
     task_guard: str = ""
     log_noise: tuple[str, ...] = ()
     env: dict[str, str] = {}
@@ -179,6 +182,8 @@ def _check(preset: Preset, where: str) -> None:
     if "task" not in used:
         raise ConfigError(f"Preset {where} never uses {{task}}.", fix="Put it into the argv or a config file.")
     known = {file.path for file in preset.files}
+    if preset.stdin and preset.stdin not in known:
+        raise ConfigError(f"Preset {where}: stdin {preset.stdin} is no file it writes.", fix="Add it to files.")
     for file in files:
         if file.path.startswith("/") or ".." in Path(file.path).parts:
             raise ConfigError(f"Preset {where}: {file.path} leaves HOME.", fix="Give a path relative to HOME.")
