@@ -17,7 +17,10 @@ class _Event(msgspec.Struct):
 
 
 def codex_json(stdout: bytes, native_log: bytes) -> LastWord:
-    """``completed`` or ``failed`` with Codex's message; ``error`` events before them are attempts that it repeats."""
+    """``completed``, or ``failed`` with Codex's message; ``error`` events before them are attempts that it repeats.
+
+    An answer that was cut at its token limit fails the turn (harnesses.md section 6): ``max_output_tokens``.
+    """
     del native_log
     last = LastWord("")
     decoder = msgspec.json.Decoder(_Event)
@@ -31,5 +34,10 @@ def codex_json(stdout: bytes, native_log: bytes) -> LastWord:
         if event.type == "turn.completed":
             last = LastWord("completed")
         elif event.type == "turn.failed":
-            last = LastWord("failed", event.error.message if event.error else "")
+            last = _failed(event.error.message if event.error else "")
     return last
+
+
+def _failed(message: str) -> LastWord:
+    cut = message.startswith("Incomplete response") and "max_output_tokens" in message
+    return LastWord("max_output_tokens" if cut else "failed", message)
