@@ -8,6 +8,7 @@ from swe_rl_agent.last_word import LastWord, mini_trajectory, pi_json
 from swe_rl_agent.log_claude import claude_stream_json
 from swe_rl_agent.log_codex import codex_json
 from swe_rl_agent.log_gemini import gemini_json
+from swe_rl_agent.log_opencode import opencode_json
 from swe_rl_agent.log_qwen import qwen_json
 
 READERS: dict[str, Callable[[bytes, bytes], LastWord]] = {
@@ -17,5 +18,6 @@ READERS: dict[str, Callable[[bytes, bytes], LastWord]] = {
     "codex_json": codex_json,
     "gemini_json": gemini_json,
     "qwen_json": qwen_json,
+    "opencode_json": opencode_json,
 }
 """Reader name in a preset -> function of the captured stdout and the native log."""
