@@ -3,6 +3,7 @@ and can lose replies."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -137,7 +138,7 @@ class Done:
         assert self.labels == ["agent"] * turns
         assert self.forks == []
         recorded = list(graph)
-        for earlier, later in zip(recorded, recorded[1:], strict=False):
+        for earlier, later in itertools.pairwise(recorded):
             stored = graph.ids_through(earlier)
             assert later.parent == earlier.id, self.summary()
             assert np.array_equal(graph.ids_through(later)[: len(stored)], stored)

@@ -27,6 +27,16 @@ path = ".x/config.json"
 content = { url = "{base_url}", key = "{api_key}" }
 """
 
+DIALECTS = {
+    "claude-code": "anthropic",
+    "codex": "openai_responses",
+    "gemini-cli": "google",
+    "mini-swe-agent": "openai_chat",
+    "opencode": "openai_chat",
+    "pi": "openai_chat",
+    "qwen-code": "openai_chat",
+}
+
 
 def plan(
     name: str, task: str = "fix it", *, key: str = KEY, home: str = "/home/agent", url: str = "http://g"
@@ -46,10 +56,10 @@ def plan(
 
 
 def test_every_preset_file_loads_and_is_named_like_its_file() -> None:
-    assert list_agents() == tuple(sorted(path.stem for path in PRESETS.glob("*.toml"))) == ("mini-swe-agent", "pi")
+    assert list_agents() == tuple(sorted(path.stem for path in PRESETS.glob("*.toml"))) == tuple(sorted(DIALECTS))
     for name in list_agents():
         preset = get_agent(name).preset
-        assert preset.name == name and preset.dialect == "openai_chat" and preset.switched_off
+        assert preset.name == name and preset.dialect == DIALECTS[name] and preset.switched_off
 
 
 @pytest.mark.parametrize(
@@ -64,6 +74,7 @@ def test_every_preset_file_loads_and_is_named_like_its_file() -> None:
         ((".x/config.json", "../config.json"), "leaves HOME"),
         (("stop =", "stop ="), ""),
         (("[[files]]", "[[files]"), "is not valid"),
+        (("stream =", 'stdin = "task.md"\nstream ='), "stdin task.md is no file it writes"),
         (("completed", "finished"), "Invalid enum value 'finished'"),
     ],
 )
@@ -79,10 +90,10 @@ def test_a_bad_preset_says_what_is_wrong(change: tuple[str, str], complaint: str
 
 
 def test_unknown_names_are_answered_with_close_ones() -> None:
-    with pytest.raises(ConfigError, match=r"Unknown agent: 'mini-swe'\. Did you mean mini-swe-agent\?"):
+    with pytest.raises(ConfigError, match=r"Unknown agent: 'mini-swe'\. Did you mean mini-swe-agent"):
         get_agent("mini-swe")
-    with pytest.raises(ConfigError, match=r"Known: mini-swe-agent, pi\."):
-        get_agent("claude-code")
+    with pytest.raises(ConfigError, match=r"Known: claude-code, .*, qwen-code\."):
+        get_agent("aider")
     with pytest.raises(ConfigError, match=r"Unknown variant of pi: 'smal'\. Did you mean small"):
         get_agent("pi", variant="smal")
 
@@ -125,6 +136,17 @@ def test_a_task_that_looks_like_an_option_or_a_file_stays_text() -> None:
     assert plan("pi", "--help is wrong").argv[-2:] == ("--", "--help is wrong")
     mini = json.loads(plan("mini-swe-agent", "@a {{b}} {model}").files[0].data)
     assert mini["run"]["task"] == "@a {{b}} {model}"
+
+
+@pytest.mark.parametrize("name", ["gemini-cli", "opencode", "qwen-code"])
+def test_a_task_on_standard_input_is_verbatim_and_no_argument(name: str) -> None:
+    task = '@a "b" {model} {{c}} --help é\n'
+    made = plan(name, task)
+    files = {file.path: file.data for file in made.files}
+    assert files[made.stdin] == task.encode()
+    assert not any("--help é" in word for word in made.argv)
+    assert [path for path, data in files.items() if KEY.encode() in data] != [] and plan("pi").stdin == "/dev/null"
+    assert not any(KEY in text for text in [*made.argv, *made.env.values()])
 
 
 @pytest.mark.parametrize(
