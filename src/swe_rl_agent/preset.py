@@ -134,16 +134,14 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for word in self.argv:
             argv.extend(chosen.options if word == OPTIONS else [word])
         extra: Mapping[str, ConfigFile] = {file.path: file for file in chosen.files}
-        files = [
-            ConfigFile(file.path, _content(merge(file.content, extra[file.path].content))) if file.path in extra else file
-            for file in self.files
-        ]
+        files = [_merged(file, extra[file.path]) if file.path in extra else file for file in self.files]
         return msgspec.structs.replace(self, argv=tuple(argv), files=tuple(files), variants={}, variant=name or "")
 
 
-def _content(value: Value) -> dict[str, Value] | str:
-    assert isinstance(value, dict | str)
-    return value
+def _merged(file: ConfigFile, extra: ConfigFile) -> ConfigFile:
+    content = merge(file.content, extra.content)
+    assert isinstance(content, dict | str)
+    return ConfigFile(file.path, content)
 
 
 def load_preset(path: Path) -> Preset:
