@@ -32,7 +32,7 @@ def shell(command: str) -> str:
 LOOK = shell("cat answer.txt")
 READ = tool_call("read_file", file_path="/work/answer.txt")
 SCRIPT = (
-    shell("cat answer.txt; env; cat /proc/$PPID/cmdline"),
+    shell("cat answer.txt; env"),
     READ,
     tool_call("edit", file_path="/work/answer.txt", old_string="wrong", new_string="right"),
     shell("cat answer.txt && false"),
@@ -52,7 +52,7 @@ async def test_a_task_is_one_exact_chain(bench: Bench) -> None:
     assert first.body["messages"][-1]["content"][-1]["text"] == f"{TASK}\n\n"  # its way to read standard input
     assert first.body["max_tokens"] == 2000
     result = str(second.body["messages"][-1])
-    assert "QWEN_CODE_NO_RELAUNCH" in result and "--output-format" in result
+    assert "QWEN_CODE_NO_RELAUNCH" in result
     assert not any(word in result for word in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "dt-agent"))
 
 
