@@ -1,7 +1,7 @@
-.PHONY: help setup assets demo test lint oracle clean
+.PHONY: help setup assets demo test test-vllm lint oracle clean
 
 help: ## Say what there is to make.
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 setup: ## Make .venv ready (idempotent).
 	@scripts/setup
@@ -20,6 +20,11 @@ lint: setup ## ruff, mypy, import-linter.
 
 test: lint assets ## Set up, then all checks and tests.
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist worksteal
+
+test-vllm: setup ## The engine, the probe, the fence and a rollout before a live vLLM on CPU (its own venv, about 3 GB).
+	scripts/vllm-venv
+	.venv/bin/drivetrain prepare --task pypi__xmltodict-0.14.2
+	DRIVETRAIN_VLLM=1 OMP_NUM_THREADS=1 .venv/bin/python -m pytest -s tests/real/test_vllm_live.py
 
 oracle: setup ## Every task: the reference fix must score 1.0 and doing nothing 0.0.
 	scripts/oracle
