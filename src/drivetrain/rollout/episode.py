@@ -30,7 +30,7 @@ from swe_rl_env.tasks import prompt_for
 from swe_rl_env.workspace import Workspace, open_workspace
 
 _log = logging.getLogger(__name__)
-_TRUNCATED = ("max_turns", "deadline")
+_TRUNCATED = ("max_turns", "deadline", "length")
 _CLOSING_S = 600.0
 
 
