@@ -179,7 +179,6 @@ async def test_log_probs_are_those_of_a_transformers_forward_pass(
     assert all(done.reported_tokens == len(done.token_ids) for _, _, done in samples)
 
 
-@pytest.mark.case("B5")
 async def test_start_reads_what_is_served(engine: Watched, codec: TokenCodec, server: LiveServer) -> None:
     assert (engine.name, engine.context_length, engine.served.api) == ("vllm:policy", 8192, "generate")
     assert engine.template_sha256 == codec.template.sha256
@@ -207,7 +206,6 @@ def tool_of(spec: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-@pytest.mark.case("B5")
 @pytest.mark.parametrize("tools", [(), PROBE_TOOLS], ids=["no tools", "tools"])
 async def test_our_first_render_is_the_servers(
     engine: Watched, server: LiveServer, codec: TokenCodec, tools: Sequence[ToolSpec]

@@ -134,6 +134,7 @@ async def test_all_down_is_one_retryable_error_and_many_callers_ask_once() -> No
         for _ in range(2):
             with pytest.raises(EngineError, match="the engine server is down") as error:
                 await client.post("/x", {}, reply=Pong, session_id="s")
+            assert str(server.port) not in str(error.value)  # it reaches the agent in the sandbox
             assert error.value.retryable and error.value.status == 503
             assert error.value.retry_after_s == 0.5
         await server.start()
@@ -162,6 +163,17 @@ async def test_an_answer_of_another_form_is_malformed(body: bytes, kind: str, wh
         with pytest.raises(EngineMalformed, match=what):
             await client.post("/x", {}, reply=Pong)
         await client.aclose()
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with running(Server(http(200)), Server()) as (elsewhere, server):
+        server.reply = http(307, Location=f"{elsewhere.url}/x")
+        client = await opened(server, api_key="hunter2")
+        with pytest.raises(EngineError, match="a redirect") as error:
+            await client.post("/x", {}, reply=Any)
+        await client.aclose()
+    assert not error.value.retryable
+    assert not elsewhere.heads, "nobody configured to send it prompts and a key"
 
 
 async def test_cancelling_closes_the_connection() -> None:

@@ -313,7 +313,6 @@ async def test_before_start_it_says_so() -> None:
         await ask(VLLMEngine("http://127.0.0.1:1"))
 
 
-@pytest.mark.case("B5")
 async def test_another_template_is_refused(make: Make) -> None:
     template = "{{ messages }}"
     ours = hashlib.sha256(template.encode()).hexdigest()

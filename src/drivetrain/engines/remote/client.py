@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -356,5 +357,6 @@ def _counted(replica: Replica) -> Iterator[None]:
 
 
 def _why(error: aiohttp.ClientConnectorError) -> str:
-    cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
-    return getattr(cause, "strerror", None) or str(cause) or "no connection"
+    """In words without the address: it ends up with the agent in the sandbox."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number).lower() if number and number > 0 else type(error).__name__
