@@ -9,7 +9,7 @@ setup: ## Make .venv ready (idempotent).
 assets: setup ## Build the agent bundles, the model and a task ahead (kept in ~/.cache/drivetrain).
 	.venv/bin/drivetrain prepare --task pypi__xmltodict-0.14.2
 
-demo: assets ## Set up, then: two real agents on a real task with a real model, and one GRPO step.
+demo: setup ## Set up, then: two real agents on a real task with a real model, and one GRPO step.
 	@scripts/demo
 
 lint: setup ## ruff, mypy, import-linter.
