@@ -165,6 +165,25 @@ async def samples_of(
     return list(await asyncio.gather(*asked))
 
 
+# Before the first test that needs the other server: two at once would need 8 GB.
+@pytest.mark.case("B4")
+async def test_the_probe_refuses_raw_log_probs_and_bf16_is_reported(
+    python: Path, model: ModelDir, codec: TokenCodec, weights: Any, tmp_path: Path
+) -> None:
+    with live_server(python, model, tmp_path / "raw.log", mode="raw_logprobs", dtype="bfloat16") as server:
+        engine = await started(server)
+        assert engine.served.api == "completions"  # started without --enable-scale-out
+        with pytest.raises(ConfigError, match="--enable-scale-out"):
+            await started(server, api="generate")
+        gaps = sampler_gaps(model, weights, await samples_of(engine, codec, (1.0,)))  # raw and processed are one at T=1
+        print(f"\nbf16: n={gaps.size} mean={gaps.mean():.1e} p99={np.quantile(gaps, 0.99):.1e} max={gaps.max():.1e}")
+        report = await probe_engine(engine, codec)
+        await engine.aclose()
+    assert report.finding("temperature").status == "failed", report
+    with pytest.raises(ConfigError, match=r"log-probs are raw.*--logprobs-mode processed_logprobs"):
+        report.require_trainable()
+
+
 @pytest.mark.parametrize("api", ["completions", "generate"])
 async def test_log_probs_are_those_of_a_transformers_forward_pass(
     server: LiveServer, model: ModelDir, codec: TokenCodec, weights: Any, api: Any
@@ -415,7 +434,7 @@ async def test_pi_takes_several_turns_in_a_sandbox(
     print(f"\nPi: 3 turns, prompts of {[len(ids) for ids in engine.sent]} tokens, {sum(row.loss_mask)} trained")
 
 
-# -- the probe; last, because the second server takes the place of the first
+# -- the probe
 
 
 async def test_the_probe_passes(server: LiveServer, codec: TokenCodec) -> None:
@@ -426,21 +445,3 @@ async def test_the_probe_passes(server: LiveServer, codec: TokenCodec) -> None:
         print(f"\n{finding.check}: {finding.status}, {finding.what}", end="")
     assert [finding.status for finding in report.findings] == ["passed"] * len(report.findings)
     report.require_trainable()
-
-
-@pytest.mark.case("B4")
-async def test_the_probe_refuses_raw_log_probs_and_bf16_is_reported(
-    python: Path, model: ModelDir, codec: TokenCodec, weights: Any, tmp_path: Path
-) -> None:
-    with live_server(python, model, tmp_path / "raw.log", mode="raw_logprobs", dtype="bfloat16") as server:
-        engine = await started(server)
-        assert engine.served.api == "completions"  # started without --enable-scale-out
-        with pytest.raises(ConfigError, match="--enable-scale-out"):
-            await started(server, api="generate")
-        gaps = sampler_gaps(model, weights, await samples_of(engine, codec, (1.0,)))  # raw and processed are one at T=1
-        print(f"\nbf16: n={gaps.size} mean={gaps.mean():.1e} p99={np.quantile(gaps, 0.99):.1e} max={gaps.max():.1e}")
-        report = await probe_engine(engine, codec)
-        await engine.aclose()
-    assert report.finding("temperature").status == "failed", report
-    with pytest.raises(ConfigError, match=r"log-probs are raw.*--logprobs-mode processed_logprobs"):
-        report.require_trainable()
