@@ -15,8 +15,9 @@ class RolloutResult(msgspec.Struct, kw_only=True):
     """One rollout: its rows, its reward and how it ended.
 
     ``status`` (design invariant 8): ``ok`` = the harness ended by itself; ``truncated`` = a budget, deadline or token
-    limit ended it (still graded); ``infra_error`` = machinery failed, ``reward`` is None; ``unscorable`` = it ran but could not be
-    graded, ``reward`` is None. ``rows`` may be empty. ``group`` numbers rollouts of one task and agent from 0.
+    limit ended it (still graded); ``infra_error`` = machinery failed, ``reward`` is None; ``unscorable`` = it ran but
+    could not be graded, ``reward`` is None. ``rows`` may be empty. ``group`` numbers rollouts of one task and agent
+    from 0.
     """
 
     rollout_id: str
