@@ -173,7 +173,6 @@ async def test_answers_that_are_no_completion(rig: Rig, quirks: Quirks, says: st
         await ask(engine, [5] * 13 if quirks.truncates else PROMPT, max_tokens=2)
 
 
-@pytest.mark.case("D10")
 async def test_context(rig: Rig) -> None:
     """Whatever the engine says it has room for is accepted, and one more is an overflow."""
     server, engine = await rig(context=40)
