@@ -31,7 +31,7 @@ def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subpro
     ("arguments", "says"),
     [
         (["rollout", "-a", "noop", "-t", "pypi__xmltodict-0.14.3"], "pypi__xmltodict-0.14.2"),
-        (["rollout", "-a", "nope", "-t", TASK], "mini-swe-agent, pi"),
+        (["rollout", "-a", "nope", "-t", TASK], "mini-swe-agent, opencode, pi"),
         (["rollout", "-a", "pi", "-t", TASK, "--sandbox", "dokcer"], "local"),
         (["rollout", "-a", "pi", "-t", TASK, "-m", "no-such-model"], "SmolLM2-135M-Instruct"),
         (["rollout", "-a", "pi", "-t", TASK, "--variant", "tiny"], "small"),
