@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drivetrain.messages import Message, Reply, RequestedSampling, ToolSpec, Usage
@@ -198,8 +198,17 @@ def test_checks_can_fail(steps: list[dict[str, Any]], where: int, kind: str) -> 
     assert check_rows(graph, rows) != []
 
 
+def _steps(*actions: str) -> list[dict[str, Any]]:
+    """Steps on the first history, the second with a tool."""
+    return [
+        {"history": 0, "action": action, "delivered": True, "label": "agent", "tool": number == 1}
+        for number, action in enumerate(actions)
+    ]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(step, min_size=1, max_size=25))
+@example(_steps("continue", "continue", "rewrite", "continue", "repeat", "drop"))  # a twin names a base
 def test_what_is_shared_is_stored_once(steps: list[dict[str, Any]]) -> None:
     """A base changes how a prompt is stored and nothing else: with and without, the same rows, labels and requests."""
     shared = play(steps).graph

@@ -43,8 +43,8 @@ def link_of(
     if not graph.knows_tools(tools):
         return "new_root", "tools_changed", "the tool list differs from every stored one"
     keys = canonical_keys(graph, match)
-    (nearest, *_), shared = graph.alike(tools, keys)
-    if shared == 0:
+    nearest, shared = graph.nearest(tools, keys)
+    if nearest is None or shared == 0:
         if messages[0].role in ("system", "developer"):
             return "new_root", "system_changed", "message 0 differs"
         return "new_root", "new_conversation", "no stored message is shared"

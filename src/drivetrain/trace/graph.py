@@ -69,6 +69,7 @@ class TraceGraph:
         self._by_reply_id: dict[str, int] = {}
         self._by_prompt: dict[Key, list[int]] = {}
         self._by_beginning: dict[Key, list[int]] = {}
+        self._based_on: dict[int, list[int]] = {}
         self._places: dict[int, _Place] = {}
         self._next_id = 0
 
@@ -104,6 +105,8 @@ class TraceGraph:
         place = self._place(turn)
         if turn.parent is not None:
             self._children.setdefault(turn.parent, []).append(turn.id)
+        if turn.base is not None:
+            self._based_on.setdefault(turn.base, []).append(turn.id)
         self._turns[turn.id] = turn
         self._places[turn.id] = place
         for digest in place.digests:
@@ -253,18 +256,42 @@ class TraceGraph:
         :data:`_MAX_ALIKE` turns; of those that hold the same beginning, the latest first. Length is in messages; turns
         whose tools alone agree come last, with length 0.
         """
-        digests = [tools_key(tools)]
-        for key in keys:
-            digests.append(extend(digests[-1], key))
         found: dict[int, int] = {}
-        for length in range(len(keys), -1, -1):
-            holders = {*self._by_beginning.get(digests[length], ()), *self._by_reply.get(digests[length], ())}
+        for length, holders in self._holders(tools, keys):
             for turn_id in sorted(holders, reverse=True):
                 found.setdefault(turn_id, length)
             if len(found) >= _MAX_ALIKE:
                 break
         best = list(found)[:_MAX_ALIKE]
         return [self._turns[turn_id] for turn_id in best], found[best[0]] if best else 0
+
+    def nearest(self, tools: Sequence[ToolSpec], keys: Sequence[Key]) -> tuple[Turn | None, int]:
+        """The latest stored turn whose request or reply holds the longest beginning of a request, and its length.
+
+        As :meth:`alike`, but a turn that only names a base for that beginning counts too: how a prompt is stored makes
+        no difference here.
+        """
+        for length, holders in self._holders(tools, keys):
+            if holders:
+                return self._turns[max(self._with_sharers(holders, length))], length
+        return None, 0
+
+    def _holders(self, tools: Sequence[ToolSpec], keys: Sequence[Key]) -> Iterator[tuple[int, set[int]]]:
+        """Turns that store each beginning of a request, the longest first; the shortest is its tools alone."""
+        digests = [tools_key(tools)]
+        for key in keys:
+            digests.append(extend(digests[-1], key))
+        for length in range(len(keys), -1, -1):
+            yield length, {*self._by_beginning.get(digests[length], ()), *self._by_reply.get(digests[length], ())}
+
+    def _with_sharers(self, turns: set[int], length: int) -> set[int]:
+        """These turns and those that share at least ``length`` messages of their requests, over any number of bases."""
+        found, new = set(turns), list(turns)
+        while new:
+            sharers = self._based_on.get(new.pop(), ())
+            new += [one for one in sharers if one not in found and self._turns[one].keep_messages >= length]
+            found.update(new)
+        return found
 
     def match(self, messages: Sequence[Message], tools: Sequence[ToolSpec], keys: Sequence[Key] = ()) -> Match:
         """Find the deepest stored turn that this request continues; ``keys`` are those of ``messages``, if known."""
