@@ -18,6 +18,7 @@ from drivetrain.sandboxes.label import PREFIX, Label, read_label, same_world, st
 # A sandbox ends itself at its deadline; the owner gets this long to close it before the reaper does.
 DEADLINE_GRACE_S = 30.0
 UNLABELLED_AGE_S = 600.0
+_EXEC_TRIES = 20
 
 
 def remove_tree(folder: Path) -> None:
@@ -50,11 +51,24 @@ def owner_is_gone(label: Label) -> bool:
 def _kill_starting(folder: Path) -> None:
     """Kill bubblewrap processes of this folder: a child whose parent died while both started would wait for ever."""
     needle = os.fsencode(folder / "work") + b"\0"
+    for _ in range(_EXEC_TRIES):
+        if not _kill_with(needle):
+            return
+        time.sleep(0.01)
+
+
+def _kill_with(argument: bytes) -> bool:
+    """Kill every process with this argument; returns whether one was met whose arguments are not there yet."""
+    starting = False
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if needle in (entry / "cmdline").read_bytes():
+                arguments = (entry / "cmdline").read_bytes()
+                if argument in arguments:
                     os.kill(int(entry.name), signal.SIGKILL)
+                elif not arguments and (entry / "exe").readlink():  # neither a kernel thread nor a zombie: in execve
+                    starting = True
+    return starting
 
 
 def _kill(label: Label) -> None:
