@@ -161,24 +161,8 @@ class SGLangEngine:
             if found is error:
                 raise
             raise found from error
-        return self._completion(reply, prompt_ids, sampling, version)
-
-    def _completion(
-        self, reply: GenerateReply, prompt_ids: Sequence[int], sampling: Sampling, version: int
-    ) -> Completion:
         sampled = read(reply, prompt_ids, sampling)
-        if sampled.misnamed:
-            _log.warning("%d log-probs of a completion are of other tokens than those sampled", sampled.misnamed)
-        spans = self._labels.spans(sampled.spans)
-        return Completion(
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            finish_reason=sampled.finish_reason,
-            policy_version_start=spans[0][1] if spans else version,
-            policy_version_end=spans[-1][1] if spans else self._version,
-            version_spans=spans,
-            reported_tokens=sampled.reported_tokens,
-        )
+        return sampled.completion(self._labels.spans(sampled.spans), dispatched=version, completed=self._version)
 
     def _abort(self, rid: str) -> None:
         """Tell every server, behind the back of the call that was cancelled; only one knows the id."""

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from drivetrain.engines.protocol import EngineFinish, EngineMalformed, Sampling
+from drivetrain.engines.remote.sampled import Sampled
 
 HONOURED_KNOBS = frozenset(
     {"top_p", "top_k", "min_p", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty"}
@@ -23,21 +24,6 @@ HONOURED_KNOBS = frozenset(
 
 _FINISH: dict[str, EngineFinish] = {"stop": "stop", "length": "length", "abort": "abort"}
 _SEEDS = 2**31  # a batch's seeds are one tensor of integers
-
-
-class Sampled(msgspec.Struct, frozen=True):
-    """An answer, read: ``logprobs`` is empty when none came, and NaN where one is missing or names another token.
-
-    ``spans`` are (tokens, the server's label of the weights) in order, empty when it does not say.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: EngineFinish
-    reported_tokens: int | None
-    spans: tuple[tuple[int, str], ...] = ()
-    misnamed: int = 0
-    """Positions whose log-prob was of another token than the one sampled (case row B2)."""
 
 
 class Finish(msgspec.Struct):

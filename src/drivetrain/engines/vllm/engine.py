@@ -186,24 +186,10 @@ class VLLMEngine:
             if found is error:
                 raise
             raise found from error
-        return self._completion(wire, reply, prompt_ids, version)
-
-    def _completion(self, wire: Wire, reply: Any, prompt_ids: Sequence[int], version: int) -> Completion:
         sampled = wire.read(reply, prompt_ids)
-        if sampled.misnamed:
-            _log.warning("%d log-probs of a completion are of other tokens than those sampled", sampled.misnamed)
         # An adapter per version goes on under its own name; anything else may have been changed while it ran.
         after = version if self._adapter_per_version else self._version
-        spans = self._labels.spans(sampled.spans)
-        return Completion(
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            finish_reason=sampled.finish_reason,
-            policy_version_start=spans[0][1] if spans else version,
-            policy_version_end=spans[-1][1] if spans else after,
-            version_spans=spans,
-            reported_tokens=sampled.reported_tokens,
-        )
+        return sampled.completion(self._labels.spans(sampled.spans), dispatched=version, completed=after)
 
     @property
     def _adapter_per_version(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from drivetrain.engines.protocol import EngineFinish, EngineMalformed, Sampling
+from drivetrain.engines.remote.sampled import Sampled
 
 HONOURED_KNOBS = frozenset(
     {
@@ -32,21 +33,6 @@ _FINISH: dict[str, EngineFinish] = {"stop": "stop", "length": "length", "abort":
 _FLOOR = -9999.0  # what vLLM writes for minus infinity, because JSON has none
 _ID_PREFIX = "token_id:"
 _NAN = math.nan
-
-
-class Sampled(msgspec.Struct, frozen=True):
-    """An answer, read: ``logprobs`` is empty when none came, and NaN where one is missing or names another token.
-
-    ``spans`` are (tokens, the server's label of the weights) in order, empty when it does not say.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: EngineFinish
-    reported_tokens: int | None
-    spans: tuple[tuple[int, str], ...] = ()
-    misnamed: int = 0
-    """Positions whose log-prob was of another token than the one sampled (case row B2)."""
 
 
 class Wire(Protocol):
