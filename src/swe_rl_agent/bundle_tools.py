@@ -1,13 +1,16 @@
-"""Run an installer as a subprocess: bounded, without a terminal, with an error that quotes what it said."""
+"""Run an installer as a subprocess: bounded, without a terminal, with an error that quotes what it said; npm is one."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drivetrain.errors import InfrastructureError
+from drivetrain.errors import InfrastructureError, MissingDependency
+
+LOCKS = Path(__file__).parent / "lock"
 
 
 def run_tool(
@@ -42,3 +45,31 @@ def run_tool(
             fix="Check that the package registry is reachable and that its files match the lock.",
         )
     return done.stdout.decode(errors="replace")
+
+
+def find_npm(purpose: str) -> str:
+    """The npm program; ``purpose`` says what it is needed for.
+
+    Raises:
+        MissingDependency: npm is not installed.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise MissingDependency(
+            f"npm was not found; it is needed once, {purpose}.",
+            fix="Install Node.js with npm (any version from 18 on), or copy a cached bundle from another host.",
+        )
+    return npm
+
+
+def npm_ci(npm: str, lock: str, scratch: Path, *, title: str) -> Path:
+    """Install ``lock/LOCK.package-lock.json`` below ``scratch``, no script run; returns ``node_modules``.
+
+    Raises:
+        InfrastructureError: npm failed.
+    """
+    for kind in ("package.json", "package-lock.json"):
+        shutil.copyfile(LOCKS / f"{lock}.{kind}", scratch / kind)
+    argv = [npm, "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--loglevel=error"]
+    run_tool(argv, cwd=scratch, what=f"npm ci of the {title} bundle")
+    return scratch / "node_modules"
