@@ -35,6 +35,7 @@ class LiveServer:
     def __init__(self, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.url = url
         self.log = log
+        self.pid = process.pid
         self._process = process
 
     def alive(self) -> bool:
@@ -49,7 +50,15 @@ class LiveServer:
 
 @contextmanager
 def live_server(
-    python: Path, model: ModelDir, log: Path, *, mode: str, dtype: str = "float32", flags: Sequence[str] = ()
+    python: Path,
+    model: ModelDir,
+    log: Path,
+    *,
+    mode: str,
+    dtype: str = "float32",
+    threads: int = 1,
+    eager: bool = True,
+    flags: Sequence[str] = (),
 ) -> Iterator[LiveServer]:
     """Start a server (it still loads when this yields) and kill its whole process group in the end."""
     with socket.socket() as probe:
@@ -58,10 +67,11 @@ def live_server(
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.path)),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "policy"),
-        *("--max-model-len", str(CONTEXT), "--dtype", dtype, "--logprobs-mode", mode, "--enforce-eager", *flags),
+        *("--max-model-len", str(CONTEXT), "--dtype", dtype, "--logprobs-mode", mode, *flags),
+        *(["--enforce-eager"] if eager else []),
     ]
     switches = {
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_SERVER_DEV_MODE": "1",

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drivetrain.sandboxes.reaper import reap
+from drivetrain.sandboxes.local.reaper import reap
 from swe_rl_env.build import build_task
 from swe_rl_env.tasks import get_task
 

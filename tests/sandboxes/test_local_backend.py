@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import ConfigError, MissingDependency
-from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError, bwrap, local, local_sandbox
-from drivetrain.sandboxes.cgroups import Groups
-from drivetrain.sandboxes.interpreter import Interpreter, find_interpreter
+from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError
 from drivetrain.sandboxes.label import new_id, new_label, write_label
-from drivetrain.sandboxes.local import LocalBackend
-from drivetrain.sandboxes.reaper import reap
+from drivetrain.sandboxes.local import LocalBackend, bwrap
+from drivetrain.sandboxes.local import backend as local
+from drivetrain.sandboxes.local import sandbox as local_sandbox
+from drivetrain.sandboxes.local.cgroups import Groups
+from drivetrain.sandboxes.local.interpreter import Interpreter, find_interpreter
+from drivetrain.sandboxes.local.reaper import reap
 
 
 def fake_bwrap(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

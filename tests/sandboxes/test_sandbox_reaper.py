@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.sandboxes.label import Label, new_id, new_label, read_label, started, write_label
-from drivetrain.sandboxes.reaper import DEADLINE_GRACE_S, owner_is_gone, reap, remove_tree
+from drivetrain.sandboxes.local.reaper import DEADLINE_GRACE_S, owner_is_gone, reap, remove_tree
 
 
 def make(root: Path, *, deadline: float | None = None, **changes: object) -> Path:

@@ -35,8 +35,13 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 def test_third_parties_register_through_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     class Theirs:
         name = "theirs"
+        features: frozenset[str] = frozenset()
 
         async def create(self, spec: object) -> object: ...
+
+        async def drop(self, snapshot: object) -> None: ...
+
+        async def reap(self) -> list[str]: ...
 
         async def aclose(self) -> None: ...
 

@@ -12,7 +12,12 @@ from drivetrain.sandboxes.protocol import SandboxBackend
 ENTRY_POINT_GROUP = "drivetrain.sandboxes"
 
 # name -> module:class; imported only when asked for.
-_BUILTIN = {"local": "drivetrain.sandboxes.local:LocalBackend"}
+_BUILTIN = {
+    "local": "drivetrain.sandboxes.local:LocalBackend",
+    "docker": "drivetrain.sandboxes.docker:DockerBackend",
+    "e2b": "drivetrain.sandboxes.e2b:E2BBackend",
+    "hf": "drivetrain.sandboxes.hf:HFBackend",
+}
 
 
 def backend_names() -> list[str]:

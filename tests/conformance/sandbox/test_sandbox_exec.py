@@ -289,3 +289,17 @@ async def test_job_kill_after_its_end_takes_what_it_left(box: SandboxHandle) -> 
 async def test_job_stdin_is_null(box: SandboxHandle) -> None:
     job = await box.start(["cat"])
     assert (await job.wait(5)).exit_code == 0
+
+
+async def test_output_beyond_the_bound_is_whole_in_the_spill_folder(box: SandboxHandle, tmp_path: Path) -> None:
+    folder = tmp_path / "spill" / "deep"
+    done = await box.exec(
+        ["sh", "-c", "seq 1 200000; printf brief >&2"], max_output_bytes=1000, spill=folder, timeout_s=60
+    )
+    whole = b"".join(b"%d\n" % number for number in range(1, 200001))
+    assert (done.stdout, done.stderr, done.truncated) == (whole[:1000], b"brief", True)
+    assert (folder / "stdout").read_bytes() == whole
+    assert not (folder / "stderr").exists(), "what fits needs no file"
+    job = await box.start(["sh", "-c", "seq 1 200000 >&2"], max_output_bytes=1000, spill=folder)
+    await job.wait(60)
+    assert (folder / "stderr").read_bytes() == whole

@@ -22,8 +22,8 @@ from drivetrain.sandboxes import (
     SandboxSpec,
     SandboxStartError,
 )
-from drivetrain.sandboxes.cgroups import make_groups, remove_cgroups
-from drivetrain.sandboxes.reaper import reap
+from drivetrain.sandboxes.local.cgroups import make_groups, remove_cgroups
+from drivetrain.sandboxes.local.reaper import reap
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

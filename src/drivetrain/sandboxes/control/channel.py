@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from drivetrain.sandboxes.control.files import write_all
 from drivetrain.sandboxes.protocol import SandboxError, SandboxGone
 
 # Understood by every Python that can run inside.
@@ -151,22 +152,3 @@ class Channel:
                 listener.failed(
                     SandboxError(f"The sandbox cannot start a process: {reason}.", fix="Raise limits.pids.")
                 )
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write everything to a blocking descriptor."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def memory_file(data: bytes) -> int:
-    """An anonymous file with this content, read from the start: a stdin of any size that needs no writer."""
-    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
-    try:
-        write_all(fd, data)
-        os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path, PurePosixPath
 
 from drivetrain.errors import MissingDependency
-from drivetrain.sandboxes.interpreter import Interpreter
+from drivetrain.sandboxes.local.interpreter import Interpreter
 from drivetrain.sandboxes.protocol import SandboxSpec, SandboxStartError
 
 HOME = "/home/agent"
@@ -23,7 +23,7 @@ INSIDE = "/.drivetrain"
 GATEWAY_FOLDER = f"{INSIDE}/gateway"
 RUN_BYTES = 64 << 20  # at most
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parent.parent
 
 # Read-only host files that programs need and that hold no secret (not /etc/ssl itself: it has private keys).
 _ETC = (

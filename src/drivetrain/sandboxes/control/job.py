@@ -6,10 +6,11 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 from typing import NoReturn
 
-from drivetrain.sandboxes.channel import Channel
-from drivetrain.sandboxes.output import OutputReader, make_pipe
+from drivetrain.sandboxes.control.channel import Channel
+from drivetrain.sandboxes.control.output import OutputReader, make_pipe
 from drivetrain.sandboxes.protocol import ExecResult, SandboxTimeout
 
 # A killed tree is gone within milliseconds; what takes this long hangs in the kernel.
@@ -21,10 +22,10 @@ def exit_code(status: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-class LocalJob:
+class ControlledJob:
     """Implements ``BgJob``; ``exec`` is a job that is waited for. Make one with :meth:`launch`."""
 
-    def __init__(self, channel: Channel, max_output_bytes: int) -> None:
+    def __init__(self, channel: Channel, max_output_bytes: int, spill: Path | None) -> None:
         loop = asyncio.get_running_loop()
         self._channel = channel
         self._number = 0
@@ -35,23 +36,29 @@ class LocalJob:
         self._killed_by_deadline = False
         self._readers: list[OutputReader] = []
         self._writers: list[int] = []
-        for _ in range(2):
+        for name in ("stdout", "stderr"):
             reader, writer = make_pipe()
             self._writers.append(writer)
-            self._readers.append(OutputReader(reader, max_output_bytes))
+            self._readers.append(OutputReader(reader, max_output_bytes, spill / name if spill is not None else None))
         self._end: asyncio.Task[ExecResult] | None = None
 
     @classmethod
     async def launch(
-        cls, channel: Channel, request: dict[str, object], *, stdin_fd: int | None, max_output_bytes: int
-    ) -> LocalJob:
+        cls,
+        channel: Channel,
+        request: dict[str, object],
+        *,
+        stdin_fd: int | None,
+        max_output_bytes: int,
+        spill: Path | None = None,
+    ) -> ControlledJob:
         """Start a command and wait until its process exists.
 
         Raises:
             SandboxGone: the sandbox is closed or died.
             SandboxError: it has no process slot left.
         """
-        job = cls(channel, max_output_bytes)
+        job = cls(channel, max_output_bytes, spill)
         try:
             stdio = [] if stdin_fd is None else [stdin_fd]
             job._number = channel.run(job, request, [*stdio, *job._writers])

@@ -9,26 +9,26 @@ import platform
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.errors import ConfigError
-from drivetrain.sandboxes import bwrap
-from drivetrain.sandboxes.cgroups import Groups, make_groups, remove_cgroups
-from drivetrain.sandboxes.channel import Channel, memory_file
-from drivetrain.sandboxes.interpreter import find_interpreter
-from drivetrain.sandboxes.job import LocalJob
+from drivetrain.sandboxes.control.channel import Channel
+from drivetrain.sandboxes.control.sandbox import ControlledSandbox
 from drivetrain.sandboxes.label import Label, started, write_label
+from drivetrain.sandboxes.local import bwrap
+from drivetrain.sandboxes.local.cgroups import Groups, make_groups, remove_cgroups
+from drivetrain.sandboxes.local.interpreter import find_interpreter
+from drivetrain.sandboxes.local.reaper import remove_tree
 from drivetrain.sandboxes.protocol import (
-    ExecResult,
     Limits,
-    SandboxError,
+    Reach,
     SandboxGone,
     SandboxSpec,
     SandboxStartError,
+    SandboxStats,
+    SandboxUnsupported,
+    Snapshot,
 )
-from drivetrain.sandboxes.reaper import remove_tree
-from drivetrain.sandboxes.transfer import FileTransfer
 
 START_TIMEOUT_S = 20.0
 
@@ -47,7 +47,7 @@ def _rlimits(limits: Limits, groups: Groups) -> list[tuple[int, int]]:
     return values
 
 
-class LocalSandbox(FileTransfer):
+class LocalSandbox(ControlledSandbox):
     """Implements ``SandboxHandle``. Made by :meth:`LocalBackend.create`; bound to the loop it was made in."""
 
     def __init__(
@@ -60,119 +60,27 @@ class LocalSandbox(FileTransfer):
         on_limits: Callable[[Groups], None],
         on_closed: Callable[[LocalSandbox], None],
     ) -> None:
-        self._spec = spec
+        super().__init__(
+            label.id,
+            spec,
+            channel=Channel(),
+            relay_port=relay_port,
+            environment={
+                "HOME": bwrap.HOME,
+                "PATH": bwrap.PATH,
+                "TMPDIR": "/tmp",
+                "USER": bwrap.USER,
+                "LANG": "C.UTF-8",
+            },
+        )
         self._folder = folder
         self._label = label
-        self._channel = Channel()
-        self._relay_port = relay_port
         self._on_limits = on_limits
         self._on_closed = on_closed
         self._groups = Groups()
         self._process: subprocess.Popen[bytes] | None = None
         self._init_pidfd: int | None = None
         self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def id(self) -> str:
-        """Unique name, also the name of its folder and the label the reaper looks for."""
-        return self._label.id
-
-    @property
-    def workdir(self) -> str:
-        """Default cwd, inside path."""
-        return self._spec.workdir
-
-    @property
-    def home(self) -> str:
-        """HOME of every command, inside path."""
-        return bwrap.HOME
-
-    def gateway_url(self) -> str:
-        """Base URL of the gateway as seen from inside.
-
-        Raises:
-            SandboxError: the sandbox has no gateway network.
-        """
-        if self._spec.network != "gateway":
-            raise SandboxError(
-                f"Sandbox {self.id} has no way to the gateway: its network is {self._spec.network!r}.",
-                fix='Create it with network="gateway" and a gateway_socket.',
-            )
-        return f"http://127.0.0.1:{self._relay_port}"
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float = 60.0,
-        max_output_bytes: int = 4 << 20,
-    ) -> ExecResult:
-        """Run to the end or the deadline; ``max_output_bytes`` bounds stdout and stderr each.
-
-        A command that cannot be run exits with 127 (not found) or 126 and says why on stderr. Detached children of a
-        command that ended in time keep running; at the deadline, and on cancellation, the whole tree is killed.
-
-        Raises:
-            SandboxGone: the sandbox is closed or died.
-            SandboxError: no process slot is left.
-            SandboxTimeout: the command could not be killed.
-        """
-        request = self._command(argv, cwd, env)
-        return await self._run(request, stdin=stdin, timeout_s=timeout_s, max_output_bytes=max_output_bytes)
-
-    async def start(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        max_output_bytes: int = 16 << 20,
-    ) -> LocalJob:
-        """Start in the background; ``max_output_bytes`` bounds stdout and stderr each.
-
-        Raises:
-            SandboxGone: the sandbox is closed or died.
-            SandboxError: no process slot is left.
-        """
-        request = self._command(argv, cwd, env)
-        return await LocalJob.launch(self._channel, request, stdin_fd=None, max_output_bytes=max_output_bytes)
-
-    def _command(self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> dict[str, object]:
-        if isinstance(argv, str) or not argv:
-            raise ConfigError(f"A command is a non-empty list of strings, not {argv!r}.")
-        defaults = {
-            "HOME": bwrap.HOME,
-            "PATH": bwrap.PATH,
-            "TMPDIR": "/tmp",
-            "USER": bwrap.USER,
-            "LANG": "C.UTF-8",
-        }
-        whole = {**defaults, **self._spec.env, **(env or {})}
-        return {
-            "argv": [os.fsencode(word) for word in argv],
-            "cwd": os.fsencode(cwd or self.workdir),
-            "env": {os.fsencode(name): os.fsencode(value) for name, value in whole.items()},
-        }
-
-    async def _run(
-        self, request: dict[str, object], *, stdin: bytes | None, timeout_s: float, max_output_bytes: int
-    ) -> ExecResult:
-        stdin_fd = None if stdin is None else memory_file(stdin)
-        try:
-            job = await LocalJob.launch(self._channel, request, stdin_fd=stdin_fd, max_output_bytes=max_output_bytes)
-        finally:
-            if stdin_fd is not None:
-                os.close(stdin_fd)
-        try:
-            return await job.wait(timeout_s)
-        except TimeoutError:
-            return await job.kill_at_deadline()
-        except asyncio.CancelledError:
-            job.abandon()
-            raise
 
     async def open(self) -> None:
         """Start everything; the caller cleans up on failure."""
@@ -226,6 +134,20 @@ class LocalSandbox(FileTransfer):
             ) from error
         finally:
             os.close(stderr_fd)
+
+    async def reach(self, port: int) -> Reach:
+        """A local sandbox is reached through its gateway relay only, never dialled into."""
+        raise SandboxUnsupported(f"Sandbox {self.id} cannot be dialled into (port {port}).")
+
+    async def stats(self) -> SandboxStats:
+        """Use of resources so far, from its control groups where there are any."""
+        if self._channel.gone is not None:
+            raise SandboxGone(f"The sandbox is gone: {self._channel.gone}.")
+        return SandboxStats()
+
+    async def snapshot(self) -> Snapshot:
+        """The local backend has no snapshots."""
+        raise SandboxUnsupported("The local backend has no snapshots.")
 
     def _limit(self, pid: int) -> None:
         try:

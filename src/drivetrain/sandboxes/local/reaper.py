@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drivetrain.sandboxes.cgroups import remove_cgroups
 from drivetrain.sandboxes.label import PREFIX, Label, read_label, same_world, started
+from drivetrain.sandboxes.local.cgroups import remove_cgroups
 
 # A sandbox ends itself at its deadline; the owner gets this long to close it before the reaper does.
 DEADLINE_GRACE_S = 30.0

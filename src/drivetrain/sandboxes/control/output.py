@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
+from pathlib import Path
+
+from drivetrain.sandboxes.control.files import write_all
+
+logger = logging.getLogger(__name__)
 
 PIPE_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
+SPILL_BYTES = 1 << 30
 
 
 class OutputReader:
@@ -17,10 +24,14 @@ class OutputReader:
     Args:
         fd: read end; owned and closed by this object.
         max_bytes: how much of the head to keep. Of what comes after, the last 64 KiB stay available for :meth:`tail`.
+        spill: host file that gets the whole stream (1 GiB at most) once it exceeds ``max_bytes``.
     """
 
-    def __init__(self, fd: int, max_bytes: int) -> None:
+    def __init__(self, fd: int, max_bytes: int, spill: Path | None = None) -> None:
         os.set_blocking(fd, False)
+        self._spill = spill
+        self._spill_fd: int | None = None
+        self._spill_room = SPILL_BYTES
         self._fd = fd
         self._max_bytes = max_bytes
         self._head = bytearray()
@@ -65,10 +76,26 @@ class OutputReader:
         rest = chunk[max(room, 0) :]
         if rest:
             self.dropped += len(rest)
+            if self._spill is not None:
+                self._keep_all(self._spill, rest)
             self._recent += rest
             if len(self._recent) > 2 * TAIL_BYTES:
                 del self._recent[:-TAIL_BYTES]
         return len(chunk)
+
+    def _keep_all(self, spill: Path, rest: bytes) -> None:
+        try:
+            if self._spill_fd is None:
+                spill.parent.mkdir(parents=True, exist_ok=True)
+                self._spill_fd = os.open(spill, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                write_all(self._spill_fd, self._head)
+                self._spill_room -= len(self._head)
+            write_all(self._spill_fd, rest[: max(self._spill_room, 0)])
+            self._spill_room -= len(rest)
+        except OSError as error:
+            # The host's disk is full: the command goes on, and the head is what there is.
+            logger.warning("cannot write the whole output to %s: %s", spill, error)
+            self._spill = None
 
     async def finish(self, grace_s: float = 0.05) -> None:
         """Take what the ended command left in the pipe, then stop, whoever still holds the other end open."""
@@ -87,6 +114,9 @@ class OutputReader:
             self._ended.set()
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
+            if self._spill_fd is not None:
+                os.close(self._spill_fd)
+                self._spill_fd = None
 
 
 def make_pipe() -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from drivetrain.sandboxes.protocol import ExecResult, SandboxError, SandboxTimeout
 
@@ -19,7 +20,13 @@ class FileTransfer:
         raise NotImplementedError
 
     async def _run(
-        self, request: dict[str, object], *, stdin: bytes | None, timeout_s: float, max_output_bytes: int
+        self,
+        request: dict[str, object],
+        *,
+        stdin: bytes | None,
+        timeout_s: float,
+        max_output_bytes: int,
+        spill: Path | None = None,
     ) -> ExecResult:
         raise NotImplementedError
 

@@ -11,12 +11,19 @@ import time
 from pathlib import Path
 
 from drivetrain.errors import ConfigError
-from drivetrain.sandboxes import bwrap
-from drivetrain.sandboxes.cgroups import Groups
 from drivetrain.sandboxes.label import new_id, new_label, write_label
-from drivetrain.sandboxes.local_sandbox import LocalSandbox
-from drivetrain.sandboxes.protocol import SandboxHandle, SandboxSpec, SandboxStartError
-from drivetrain.sandboxes.reaper import reap
+from drivetrain.sandboxes.local import bwrap
+from drivetrain.sandboxes.local.cgroups import Groups
+from drivetrain.sandboxes.local.reaper import reap
+from drivetrain.sandboxes.local.sandbox import LocalSandbox
+from drivetrain.sandboxes.protocol import (
+    Feature,
+    SandboxHandle,
+    SandboxSpec,
+    SandboxStartError,
+    SandboxUnsupported,
+    Snapshot,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +48,7 @@ class LocalBackend:
     """
 
     name = "local"
+    features: frozenset[Feature] = frozenset({"mount", "writable_mount", "network_policy", "pids_limit", "host_pids"})
 
     def __init__(self, root: Path | None = None, *, relay_port: int = DEFAULT_RELAY_PORT) -> None:
         self.root = root if root is not None else default_root()
@@ -88,6 +96,14 @@ class LocalBackend:
             await sandbox.close()
             raise
         return sandbox
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Remove a snapshot."""
+        raise SandboxUnsupported(f"The local backend has no snapshots, and {snapshot.ref!r} is none of its.")
+
+    async def reap(self) -> list[str]:
+        """Remove the sandboxes below ``root`` whose owner is dead or whose deadline has passed; their ids."""
+        return await asyncio.to_thread(reap, self.root)
 
     def _prepare(self) -> None:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
