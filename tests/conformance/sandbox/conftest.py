@@ -1,18 +1,21 @@
-"""Every backend goes through this suite; add one to BACKENDS and to ``make_backend``."""
+"""Every backend goes through this suite: see ``kits``.
+
+A case that needs a feature says so with ``@pytest.mark.needs("mount")`` and in no other way, so that
+``test_sandbox_features.py`` can tell which backend skips which case.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from drivetrain.sandboxes import SandboxBackend, SandboxHandle, SandboxSpec
-from drivetrain.sandboxes.local import LocalBackend
-
-BACKENDS = ["local"]
+from drivetrain.sandboxes import SandboxBackend, SandboxHandle
+from tests.conformance.sandbox.kits import get_kit, kit_names, wanted
+from tests.conformance.sandbox.kits.base import Kit
 
 
 def children() -> set[int]:
@@ -24,12 +27,17 @@ def children() -> set[int]:
     return found
 
 
-@pytest.fixture(params=BACKENDS)
-def backend_name(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name == "local" and shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
-    return name
+@pytest.fixture(scope="session", params=kit_names())
+def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
+    """The backend under test; skipped with a reason where it cannot run."""
+    made = get_kit(request.param)
+    if reason := made.missing():
+        if wanted():
+            pytest.fail(f"the {made.name} backend was asked for: {reason}")
+        pytest.skip(f"{made.name}: {reason}")
+    made.start()
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -37,60 +45,44 @@ def sandbox_root(tmp_path: Path) -> Path:
     return tmp_path / "sandboxes"
 
 
-def mentioned(text: bytes) -> list[bytes]:
-    """Command lines on this machine that contain ``text``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            line = (entry / "cmdline").read_bytes()
-            if text in line:
-                found.append(line)
-    return found
+def check_nothing_left(kit: Kit, root: Path, before: set[int]) -> None:
+    """Nothing of these sandboxes is left, and no child of this process that was not there before."""
+    until = time.monotonic() + 5
+    while left := [*kit.left(root), *(f"child {pid}" for pid in children() - before)]:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
 
 
 @pytest.fixture
-def nothing_left(sandbox_root: Path) -> Iterator[None]:
-    """After the test: no folder, no process and no mount."""
-    before, mounts = children(), Path("/proc/self/mounts").read_text()
+def nothing_left(kit: Kit, sandbox_root: Path) -> Iterator[None]:
+    """After the test: no folder, process, mount or container."""
+    before = children()
     yield
-    assert not sandbox_root.exists() or list(sandbox_root.iterdir()) == []
-    assert children() <= before
-    assert mentioned(bytes(sandbox_root)) == []
-    assert Path("/proc/self/mounts").read_text() == mounts
+    check_nothing_left(kit, sandbox_root, before)
 
 
 @pytest.fixture
 async def backend(
-    backend_name: str,
-    sandbox_root: Path,
-    nothing_left: None,  # its check runs after the backend is closed
-    monkeypatch: pytest.MonkeyPatch,
+    kit: Kit, request: pytest.FixtureRequest, sandbox_root: Path, nothing_left: None
 ) -> AsyncIterator[SandboxBackend]:
-    made = make_backend(backend_name, sandbox_root)
-    names: list[str] = []
-    create = made.create
-
-    async def recording(spec: SandboxSpec) -> SandboxHandle:
-        handle = await create(spec)
-        names.append(handle.id)
-        return handle
-
-    monkeypatch.setattr(made, "create", recording)
+    """A backend of its own; what it leaves behind after ``aclose`` fails the test."""
+    made = kit.make(sandbox_root)
+    needs(request.node, kit, made)
     yield made
     await made.aclose()
-    groups = {folder.name for folder in Path("/sys/fs/cgroup").glob("**/drivetrain-*")}
-    assert groups.isdisjoint(f"drivetrain-{name}" for name in names)
 
 
-def make_backend(name: str, root: Path) -> SandboxBackend:
-    assert name == "local"
-    return LocalBackend(root)
+def needs(item: pytest.Item, kit: Kit, backend: SandboxBackend) -> None:
+    """Skip a case whose features the backend does not have."""
+    wants = [feature for mark in item.iter_markers("needs") for feature in mark.args]
+    if lacking := sorted(set(wants) - backend.features):
+        pytest.skip(f"{kit.name} has no {', '.join(lacking)}")
 
 
 @pytest.fixture
-async def box(backend: SandboxBackend) -> SandboxHandle:
+async def box(backend: SandboxBackend, kit: Kit) -> SandboxHandle:
     """A sandbox with the default spec; the backend closes it."""
-    return await backend.create(SandboxSpec())
+    return await backend.create(kit.spec())
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from drivetrain.sandboxes import (
 )
 from drivetrain.sandboxes.local.cgroups import make_groups, remove_cgroups
 from drivetrain.sandboxes.local.reaper import reap
+from tests.conformance.sandbox.kits.base import Kit
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -191,9 +192,9 @@ async def test_the_sandbox_kills_itself_at_its_deadline(backend: SandboxBackend)
 
 
 def test_a_killed_owner_leaves_no_process_and_the_reaper_takes_the_folder(
-    backend_name: str, sandbox_root: Path, alive: Callable[[int], bool]
+    kit: Kit, sandbox_root: Path, alive: Callable[[int], bool]
 ) -> None:
-    assert backend_name == "local"
+    assert kit.name == "local"
     sandbox_root.mkdir()
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(sandbox_root)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -211,8 +212,8 @@ def test_a_killed_owner_leaves_no_process_and_the_reaper_takes_the_folder(
     assert not list(Path("/sys/fs/cgroup").glob(f"**/drivetrain-{name}"))
 
 
-def test_a_terminated_owner_is_no_different(backend_name: str, sandbox_root: Path) -> None:
-    assert backend_name == "local"
+def test_a_terminated_owner_is_no_different(kit: Kit, sandbox_root: Path) -> None:
+    assert kit.name == "local"
     sandbox_root.mkdir()
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(sandbox_root)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

@@ -1,0 +1,50 @@
+"""The local backend under test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from drivetrain.sandboxes import Feature, SandboxBackend, SandboxHandle, SandboxSpec
+from drivetrain.sandboxes.local import LocalBackend
+from tests.conformance.sandbox.kits.base import BaseKit, command_lines
+
+
+class _Recording(LocalBackend):
+    """Remembers the names of its sandboxes: their control groups are named after them."""
+
+    def __init__(self, root: Path, ids: set[str]) -> None:
+        super().__init__(root)
+        self._ids = ids
+
+    async def create(self, spec: SandboxSpec) -> SandboxHandle:
+        handle = await super().create(spec)
+        self._ids.add(handle.id)
+        return handle
+
+
+class LocalKit(BaseKit):
+    name = "local"
+
+    def __init__(self) -> None:
+        self._ids: dict[Path, set[str]] = {}
+
+    def missing(self) -> str | None:
+        return None if shutil.which("bwrap") else "bubblewrap is not installed"
+
+    def promised(self) -> frozenset[Feature]:
+        return frozenset({"mount", "writable_mount", "network_policy", "pids_limit", "host_pids"})
+
+    def make(self, root: Path) -> SandboxBackend:
+        return _Recording(root, self._ids.setdefault(root, set()))
+
+    def left(self, root: Path) -> list[str]:
+        found = [f"folder {entry}" for entry in root.iterdir()] if root.exists() else []
+        found += [f"process {pid}" for pid in command_lines(bytes(root))]
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        found += [f"mount {line}" for line in mounts if str(root) in line]
+        groups = {f"drivetrain-{name}" for name in self._ids.get(root, ())}
+        for folder, names, _ in os.walk("/sys/fs/cgroup"):  # unlike glob it takes groups that vanish meanwhile
+            found += [f"group {folder}/{name}" for name in names if name in groups]
+        return found
