@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from drivetrain.sandboxes import Feature, Mount, SandboxBackend, SandboxSpec
+from drivetrain.sandboxes import Feature, Mount, SandboxBackend, SandboxHandle, SandboxSpec
 
 
 class Client(NamedTuple):
@@ -26,6 +26,8 @@ class Kit(Protocol):
     """
 
     name: str
+    measured: frozenset[str]
+    """Fields of ``SandboxStats`` that are never None here."""
 
     def missing(self) -> str | None:
         """Why the backend cannot run on this machine; None when it can. Cheap after the first call."""
@@ -57,6 +59,9 @@ class Kit(Protocol):
     def environ(self) -> Mapping[str, str]:
         """Variables with which a kit in another process uses the same daemon or server as this one."""
 
+    def vanish(self, handle: SandboxHandle) -> None:
+        """End this sandbox from outside, without its owner, as a host that crashes would; blocks briefly."""
+
     def cut(self) -> int:
         """Sever every connection between backends of this kit and their sandboxes; how many. 0: it has none."""
 
@@ -68,6 +73,7 @@ class BaseKit:
     """Defaults: no image, this Python mounted at its own path, sandboxes whose processes the host sees."""
 
     name = ""
+    measured: frozenset[str] = frozenset()
 
     def missing(self) -> str | None:
         return None

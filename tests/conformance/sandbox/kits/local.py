@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 from drivetrain.sandboxes import Feature, SandboxBackend, SandboxHandle, SandboxSpec
+from drivetrain.sandboxes.label import read_label
 from drivetrain.sandboxes.local import LocalBackend
 from tests.conformance.sandbox.kits.base import BaseKit, command_lines
 
@@ -38,6 +40,13 @@ class LocalKit(BaseKit):
 
     def make(self, root: Path) -> SandboxBackend:
         return _Recording(root, self._ids.setdefault(root, set()))
+
+    def vanish(self, handle: SandboxHandle) -> None:
+        root = next(root for root, ids in self._ids.items() if handle.id in ids)
+        label = read_label(root / handle.id)
+        assert label is not None
+        assert label.init_pid is not None
+        os.kill(label.init_pid, signal.SIGKILL)
 
     def left(self, root: Path) -> list[str]:
         found = [f"folder {entry}" for entry in root.iterdir()] if root.exists() else []
