@@ -14,6 +14,8 @@ from drivetrain.gateway.delivery import Served, read_attempt
 from drivetrain.gateway.dialects.base import Action, Dialect, ServedModel, WireRequest
 from drivetrain.gateway.dialects.choose import DIALECTS, choose
 from drivetrain.gateway.keys import read_key
+from drivetrain.gateway.mcp import PATH as MCP
+from drivetrain.gateway.mcp import answer
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.provenance import read_user_agent
 from drivetrain.gateway.redact import redact_body
@@ -28,7 +30,8 @@ CONNECTIONS = web.AppKey("connections", Connections)
 
 
 def harness_app(gateway: Gateway, *, patience: Patience | None = None) -> web.Application:
-    """The application a harness reaches: model calls, token counts and model list, every route behind a key."""
+    """The application a harness reaches: model calls, token counts, model list and the tools of a session that has
+    some, every route behind a key."""
     app = web.Application(middlewares=[_refusals, _authenticator(gateway)])
     app[CONNECTIONS] = Connections()
     shared: dict[tuple[str, str, Action], list[Dialect]] = {}
@@ -38,7 +41,23 @@ def harness_app(gateway: Gateway, *, patience: Patience | None = None) -> web.Ap
     for (method, path, action), dialects in shared.items():
         handler = _handler(gateway, dialects, action, patience or Patience())
         app.router.add_route(method, path, handler, expect_handler=_expectation(gateway))
+    app.router.add_post(MCP, _tools, expect_handler=_expectation(gateway))
+    app.router.add_route("GET", MCP, _no_stream)
     return app
+
+
+async def _tools(request: web.Request) -> web.StreamResponse:
+    """One MCP message of the harness to the tools of its session."""
+    session = request[SESSION]
+    if session.tool_host is None:
+        raise Refusal("not_found", "this session has no tools of its own.", fix="Do not configure an MCP server.")
+    reply = await answer(session.tool_host, await request.read())
+    return web.Response(status=202) if reply is None else _json(reply)
+
+
+async def _no_stream(_request: web.Request) -> web.StreamResponse:
+    """A client that asks for a stream of server messages takes 405 for "there is none"."""
+    return web.Response(status=405, headers={"Allow": "POST"})
 
 
 def _handler(gateway: Gateway, dialects: list[Dialect], action: Action, patience: Patience) -> Handler:

@@ -16,6 +16,7 @@ from drivetrain.gateway.budgets import Budget, BudgetName
 from drivetrain.gateway.delivery import Delivery
 from drivetrain.gateway.keys import digest_key, mint_key, same_key
 from drivetrain.gateway.limits import CallLine, RateLimit
+from drivetrain.gateway.mcp import ToolHost
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.refusal import Refusal
@@ -67,6 +68,8 @@ class Session:
         self.rate = RateLimit(policy.rate_per_s, policy.rate_burst)
         self.key_issued_at = created_at
         self.provenance = SessionProvenance()
+        self.tool_host: ToolHost | None = None
+        """Tools that this session's harness reaches over MCP; of this process's life, like what runs them."""
         self.stop_condition: BudgetName | None = None
         """The budget that was used up when a call came, the latest."""
         for turn in self.graph:
