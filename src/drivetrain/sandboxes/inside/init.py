@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
 SIGKILL, SIGPIPE, SIGSTOP, SIGXFSZ = 9, 13, 19, 25
 MAX_MESSAGE = 4096
 MAX_FDS = 4
@@ -97,6 +98,7 @@ class Init:
         self.deadline = time.monotonic() + 60.0
         self.rlimits: list[tuple[int, int]] = []
         self.shielded = False
+        self.user: tuple[int, int] | None = None  # uid and gid of commands, when this process is root
         self.keepers: dict[int, int] = {}  # keeper pid -> job
         self.pidfds: dict[int, int] = {}  # keeper or relay pid -> pidfd, only there to wake the poll
         self.relay: int | None = None
@@ -154,6 +156,7 @@ class Init:
         self.deadline = time.monotonic() + config["ttl_s"]
         self.rlimits = config["rlimits"]
         self.shielded = config["shielded"]
+        self.user = config.get("user")
         if config["relay"] is not None:
             port, target = config["relay"]
             listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -193,7 +196,7 @@ class Init:
                 if status != 0:
                     # Something in the box killed the keeper: its tree is ours now, and it may not outlive the job.
                     known = {*self.keepers, self.relay}
-                    strays = {child for child, parent in parents().items() if parent == 1} - known
+                    strays = {child for child, parent in parents().items() if parent == os.getpid()} - known
                     for stray in strays:
                         kill_tree(stray, SIGKILL)
                     signal_all(strays, SIGKILL)
@@ -287,6 +290,8 @@ class Init:
             hard = resource.getrlimit(kind)[1]
             limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (limit, limit))
+        if self.user is not None:
+            become(*self.user)
         self.tell(f"up {job}")
         what = request["cwd"]
         try:
@@ -302,6 +307,14 @@ class Init:
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
         except BaseException as error:
             os.write(2, repr(error).encode(errors="replace"))
+
+
+def become(uid: int, gid: int) -> None:
+    """Drop from root for good: no program started from here regains privileges."""
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+    _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def expose() -> None:
