@@ -1,7 +1,7 @@
 """PID 1 of a local sandbox: runs commands for the owner, reaps orphans, ends everything at the deadline.
 
-Started by bubblewrap as ``python -I -S init.py FD``; FD is one end of a SOCK_SEQPACKET pair whose other end the owner
-holds. Every job gets a *keeper*: a child subreaper that forks the command and stays until the last descendant is
+Started as ``python -I -S init.py FD`` (or from compiled code, see ``CODE``); FD is one end of a SOCK_SEQPACKET pair whose
+other end the owner holds. Every job gets a *keeper*: a child subreaper that forks the command and stays until the last descendant is
 gone, so a job's tree is complete whatever it forks, ``setsid``s or re-parents, and can be killed as a whole.
 
 Owner -> init: ``marshal`` tuples ``("go", config)``, ``("run", job, argv...)``, ``("kill", job, signal)``.
@@ -15,9 +15,10 @@ The process is not dumpable: code in the box has the same uid and could otherwis
 # ruff: noqa: PTH100, PTH120, PTH123, PTH208, SIM105
 from __future__ import annotations
 
-# _socket and not socket, no signal, no json, no typing: their imports (enum, re) double the start-up time of a sandbox.
+# _socket and not socket, _signal, _ctypes; no json, no typing: the imports of those double the start-up time of a sandbox.
+import _ctypes
+import _signal
 import _socket
-import ctypes
 import marshal
 import os
 import resource
@@ -36,7 +37,25 @@ SIGKILL, SIGPIPE, SIGSTOP, SIGXFSZ = 9, 13, 19, 25
 MAX_MESSAGE = 4096
 MAX_FDS = 4
 
-_libc = ctypes.CDLL(None)
+# Modules of this folder, compiled by the same Python: name -> code. The owner may start us from such code to save the
+# time of compiling; ``load`` finds the files otherwise.
+CODE: dict[str, Any] = globals().get("CODE", {})
+
+_prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+
+
+def prctl(option: int, value: int) -> None:
+    _ctypes.call_function(_prctl, (option, value, 0, 0, 0))
+
+
+def load(name: str) -> Any:
+    """A module of this folder."""
+    if name not in CODE:
+        return __import__(name)
+    module = type(os)(name)
+    sys.modules[name] = module
+    exec(CODE[name], module.__dict__)  # noqa: S102 (the owner's code)
+    return module
 
 
 def parents() -> dict[int, int]:
@@ -98,7 +117,7 @@ class Init:
         self.deadline = time.monotonic() + 60.0
         self.rlimits: list[tuple[int, int]] = []
         self.shielded = False
-        self.user: tuple[int, int] | None = None  # uid and gid of commands, when this process is root
+        self.user: tuple[int, int] | None = None  # uid and gid of commands, when this is root; a request can say else
         self.keepers: dict[int, int] = {}  # keeper pid -> job
         self.pidfds: dict[int, int] = {}  # keeper or relay pid -> pidfd, only there to wake the poll
         self.relay: int | None = None
@@ -224,9 +243,7 @@ class Init:
             return
         try:
             self.control.close()
-            import relay  # type: ignore[import-not-found]
-
-            relay.serve(self.relay_config[0].detach(), self.relay_config[1])
+            load("relay").serve(self.relay_config[0].detach(), self.relay_config[1])
         finally:
             os._exit(1)
 
@@ -248,7 +265,7 @@ class Init:
 
     def keep(self, job: int, fds: list[int]) -> None:
         """In the keeper: fork the command, report its end, stay until nothing of it is left."""
-        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             main = os.fork()
         except OSError as error:
@@ -284,22 +301,21 @@ class Init:
         if self.shielded:
             expose()
         # Python ignores these two, and ignored signals survive exec.
-        _libc.signal(SIGPIPE, None)
-        _libc.signal(SIGXFSZ, None)
+        _signal.signal(SIGPIPE, _signal.SIG_DFL)
+        _signal.signal(SIGXFSZ, _signal.SIG_DFL)
         for kind, value in self.rlimits:
             hard = resource.getrlimit(kind)[1]
             limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (limit, limit))
-        if self.user is not None:
-            become(*self.user)
+        user = request.get("user", self.user)
+        if user is not None:
+            become(*user)
         self.tell(f"up {job}")
         what = request["cwd"]
         try:
             os.chdir(what)
             if "file" in request:
-                import files  # type: ignore[import-not-found]
-
-                os._exit(files.run(*request["file"]))
+                os._exit(load("files").run(*request["file"]))
             what = request["argv"][0]
             os.execvpe(what, request["argv"], request["env"])
         except OSError as error:
@@ -314,7 +330,7 @@ def become(uid: int, gid: int) -> None:
     os.setgroups([])
     os.setgid(gid)
     os.setuid(uid)
-    _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def expose() -> None:
@@ -329,11 +345,12 @@ def main() -> None:
         expose()
     except OSError:
         pass
-    _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(PR_SET_DUMPABLE, 0)
     os.umask(0o022)
     sys.dont_write_bytecode = True
-    # The folder of this file is on a read-only root that nothing in the box can rename or cover.
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    if not CODE:
+        # The folder of this file is on a read-only root that nothing in the box can rename or cover.
+        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     control = _socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     Init(control).run()
