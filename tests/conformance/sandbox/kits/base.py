@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from drivetrain.sandboxes import Feature, Mount, SandboxBackend, SandboxHandle, SandboxSpec
+from drivetrain.sandboxes import Feature, Mount, NetworkPolicy, SandboxBackend, SandboxHandle, SandboxSpec
 
 
 class Client(NamedTuple):
@@ -28,6 +28,8 @@ class Kit(Protocol):
     name: str
     measured: frozenset[str]
     """Fields of ``SandboxStats`` that are never None here."""
+    reachable: NetworkPolicy
+    """A network policy under which ``SandboxHandle.reach`` works, where there is ``reach``."""
 
     def missing(self) -> str | None:
         """Why the backend cannot run on this machine; None when it can. Cheap after the first call."""
@@ -74,6 +76,7 @@ class BaseKit:
 
     name = ""
     measured: frozenset[str] = frozenset()
+    reachable: NetworkPolicy = "open"
 
     def missing(self) -> str | None:
         return None
