@@ -1,0 +1,1 @@
+"""Servers on loopback that speak what the SDKs of cloud providers speak; their boxes are real namespaces."""
