@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from aiohttp import web
 
+from drivetrain.engines.fingerprint import Fingerprint
 from drivetrain.engines.protocol import EngineError
 from drivetrain.errors import ConfigError, DrivetrainError
 from drivetrain.gateway.core import Gateway
@@ -27,6 +28,7 @@ class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /admin/resume``; see :meth:`drivetrain.gateway.fence.Fence.resume`."""
 
     policy_version: int
+    fingerprint: Fingerprint | None = None
     owner: str = "admin"
 
 
@@ -50,9 +52,9 @@ def fence_routes(gateway: Gateway) -> list[web.RouteDef]:
         return _json(status)
 
     async def resume(request: web.Request) -> web.Response:
-        body = await _read(request, ResumeRequest)
         try:
-            status = await fence.resume(body.policy_version, owner=body.owner)
+            body = await _read(request, ResumeRequest)
+            status = await fence.resume(body.policy_version, fingerprint=body.fingerprint, owner=body.owner)
         except (ConfigError, EngineError) as error:
             return _failure(gateway, error)
         return _json(status)

@@ -17,7 +17,8 @@ from typing import get_args
 
 import msgspec
 
-from drivetrain.engines.protocol import Engine, Pausable, PrefixCached, VersionSettable
+from drivetrain.engines.fingerprint import ChecksWeights, Fingerprint
+from drivetrain.engines.protocol import Engine, EngineError, Pausable, PrefixCached, VersionSettable
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.fence_types import (
     FenceBusy,
@@ -95,6 +96,8 @@ class Fence:
         self._idle = asyncio.Event()
         self._idle.set()
         self._waiting = 0
+        self._verdict = asyncio.Event()  # cleared while weights are being checked
+        self._verdict.set()
         self._paused_s = 0.0
         self._clocks: dict[asyncio.Timeout, float | None] = {}  # time limits; what is left of those that stand still
         self._chores: set[asyncio.Task[None]] = set()
@@ -146,6 +149,7 @@ class Fence:
         passage.policy_version = self._engine.policy_version
         try:
             yield passage
+            await self._verdict.wait()  # or it ended on weights of which nobody knows yet whose they are
         except asyncio.CancelledError:
             # As asyncio.timeout does: only a cancellation that was ours, and nobody else's too, becomes our error.
             if inside.broken is not None and task.uncancel() <= inside.cancelling:
@@ -225,7 +229,9 @@ class Fence:
             )
         return self.status()
 
-    async def resume(self, policy_version: int, *, owner: str = "trainer") -> FenceStatus:
+    async def resume(
+        self, policy_version: int, *, fingerprint: Fingerprint | None = None, owner: str = "trainer"
+    ) -> FenceStatus:
         """Open the gate; calls from now on are served by weights ``policy_version``.
 
         The engine's prefix cache is reset first: keys and values of old weights are wrong, not merely old (case row
@@ -234,14 +240,23 @@ class Fence:
         Args:
             policy_version: of the weights now; not lower than before the pause. The engine must report it, or let
                 itself be told.
+            fingerprint: what the trainer's weights say of a fixed text. The engine's servers must say the same before
+                the gate opens; where they do not, the pause has failed (see the class), and held calls with it.
             owner: who paused.
 
         Raises:
             FenceBusy: nobody has paused, somebody else has, or the pause has not come about yet.
-            ConfigError: the version is lower than before, or not the one that the engine serves.
-            EngineError: the engine could not reset its cache or go on.
+            ConfigError: the version is lower than before, or not the one that the engine serves; a fingerprint for an
+                engine that cannot be asked.
+            WeightsMismatch: the servers' weights are not those of the fingerprint.
+            EngineError: the engine could not reset its cache or go on, or be asked for the fingerprint.
         """
         pause = self._owned(owner)
+        if fingerprint is not None and not isinstance(self._engine, ChecksWeights):
+            raise ConfigError(
+                f"engine {self._engine.name} has no server whose weights could be checked.",
+                fix="Leave the fingerprint out.",
+            )
         if policy_version < pause.policy_version:
             raise ConfigError(
                 f"policy version {policy_version} is lower than {pause.policy_version}, which was served before.",
@@ -250,13 +265,18 @@ class Fence:
         pause.resuming = True
         try:
             await self._publish(policy_version)
+            if fingerprint is not None:
+                self._verdict.clear()
             if pause.held:
                 assert isinstance(self._engine, Pausable)
                 await self._engine.resume()
                 pause.held = False
                 self._start_clocks()
+            if fingerprint is not None:
+                await self._check_weights(pause, fingerprint)
         finally:
             pause.resuming = False
+            self._verdict.set()
         self._open(pause)
         return self.status()
 
@@ -288,7 +308,8 @@ class Fence:
                     "the pause ended without a policy version.",
                     fix="Set version to that of the new weights, or to the old one if nothing was changed.",
                 )
-            await self.resume(self._engine.policy_version if update.version is None else update.version, owner=owner)
+            version = self._engine.policy_version if update.version is None else update.version
+            await self.resume(version, fingerprint=update.fingerprint, owner=owner)
         except BaseException as error:
             if self._pause is not None and self._pause.owner == owner:
                 self._fail(self._pause, f"the weight update of {owner!r} broke off ({type(error).__name__})")
@@ -414,6 +435,16 @@ class Fence:
                 f"engine {engine.name} serves policy version {engine.policy_version}, not {policy_version}.",
                 fix="Update its weights before the gate is opened, or resume with the version it serves.",
             )
+
+    async def _check_weights(self, pause: _Pause, fingerprint: Fingerprint) -> None:
+        """A paused server scores nothing, so held calls go on meanwhile; none of them ends before this does."""
+        assert isinstance(self._engine, ChecksWeights)
+        try:
+            await self._engine.check_weights(fingerprint)
+        except BaseException as error:
+            why = error.what if isinstance(error, EngineError) else type(error).__name__
+            self._fail(pause, f"the weights of version {self._engine.policy_version} were not confirmed: {why}")
+            raise
 
     def _open(self, pause: _Pause) -> None:
         self._disarm(pause)

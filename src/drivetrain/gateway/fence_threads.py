@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from drivetrain.engines.fingerprint import Fingerprint
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.fence import Fence
 from drivetrain.gateway.fence_types import FenceStatus, OnDeadline, PauseMode, Update
@@ -41,9 +42,11 @@ class ThreadFence:
         """See :meth:`Fence.pause`."""
         return self._wait(self._fence.pause(mode, deadline_s=deadline_s, on_deadline=on_deadline, owner=owner))
 
-    def resume(self, policy_version: int, *, owner: str = "trainer") -> FenceStatus:
+    def resume(
+        self, policy_version: int, *, fingerprint: Fingerprint | None = None, owner: str = "trainer"
+    ) -> FenceStatus:
         """See :meth:`Fence.resume`."""
-        return self._wait(self._fence.resume(policy_version, owner=owner))
+        return self._wait(self._fence.resume(policy_version, fingerprint=fingerprint, owner=owner))
 
     def status(self) -> FenceStatus:
         """See :meth:`Fence.status`."""

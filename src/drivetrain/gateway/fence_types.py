@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from drivetrain.engines.fingerprint import Fingerprint
 from drivetrain.engines.protocol import EngineError
 from drivetrain.errors import ConfigError, InfrastructureError
 
@@ -77,6 +78,8 @@ class FenceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Update(msgspec.Struct):
-    """What the body of :meth:`Fence.paused` fills in: ``version`` of the weights when it is done."""
+    """What the body of :meth:`Fence.paused` fills in: ``version`` of the weights when it is done, and for an engine
+    behind a server what the trainer's own weights say of a fixed text."""
 
     version: int | None = None
+    fingerprint: Fingerprint | None = None

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from drivetrain.engines.protocol import Sampling
 from tests.engines.table_engine import VOCAB, Faults, TableEngine
+from tests.engines.vllm.double import scored
 
 KNOBS = {
     "n", "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
@@ -57,6 +58,8 @@ class Server:
         self.table = TableEngine(self.quirks.faults)
         self.table.context_length = 10**6
         self.label = "default"
+        self.weights = 0
+        """Which weights score a prompt (:func:`scored`)."""
         self.calls: list[dict[str, Any]] = []
         self.control: list[tuple[str, Any]] = []
         self.aborted: list[str] = []
@@ -204,6 +207,9 @@ class Server:
             meta["weight_versions"] = spans
         if body["return_logprob"] and not self.quirks.no_logprobs:
             meta["output_token_logprobs"] = triples
+        if body["logprob_start_len"] == 0:
+            told = zip(ids[1:], scored(ids, self.weights), strict=True)
+            meta["input_token_logprobs"] = [[None, ids[0], None], *([value, token, None] for token, value in told)]
         reply: dict[str, Any] = {"text": "never read", "meta_info": meta}
         if not self.quirks.no_output_ids:
             reply["output_ids"] = sampled

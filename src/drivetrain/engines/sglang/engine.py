@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+from drivetrain.engines.fingerprint import Fingerprint, Fingerprints
 from drivetrain.engines.protocol import Completion, EngineError, Sampling
 from drivetrain.engines.remote import RemoteClient, as_overflow
+from drivetrain.engines.sglang.scoring import score
 from drivetrain.engines.sglang.served import Served, WeightLabels, check_adapter, read_served
 from drivetrain.engines.sglang.wire import HONOURED_KNOBS, GenerateReply, read, request
 
@@ -28,7 +30,8 @@ class _Done(msgspec.Struct):
 
 
 class SGLangEngine:
-    """Implements :class:`drivetrain.engines.protocol.Engine`, ``Pausable``, ``PrefixCached`` and ``VersionSettable``.
+    """Implements :class:`drivetrain.engines.protocol.Engine`, ``Pausable``, ``PrefixCached``, ``VersionSettable`` and
+    :class:`drivetrain.engines.fingerprint.ChecksWeights`.
 
     Servers must not run with ``SGLANG_RETURN_ORIGINAL_LOGPROB`` (log-probs would be those before temperature; the
     probe measures it) nor with ``--allow-auto-truncate``. Samples repeat by seed only with
@@ -64,6 +67,7 @@ class SGLangEngine:
     ) -> None:
         self._client = RemoteClient(urls, api_key=api_key)
         self._labels = WeightLabels()
+        self._fingerprints = Fingerprints()
         self._adapter = adapter
         self._version = policy_version
         self._boot_timeout_s = boot_timeout_s
@@ -233,6 +237,18 @@ class SGLangEngine:
         """
         await self._labels.learn(self._client, version)
         self._version = version
+
+    async def check_weights(self, fingerprint: Fingerprint) -> float:
+        """Score a text with the policy on every server, which must not be paused. The largest mean difference, nats.
+
+        Raises:
+            WeightsMismatch: a server's weights are not the trainer's.
+            EngineMalformed: a server did not score it.
+            EngineError: a server fails.
+        """
+        _ = self.served  # or it was not started
+        told = await score(self._client, self._adapter, fingerprint.token_ids)
+        return self._fingerprints.judge(fingerprint, told)
 
     async def update_weights_from_disk(self, path: str, version: int) -> None:
         """Load the weights of a model directory that every server can read, as policy ``version``; call while paused.

@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+from drivetrain.engines.fingerprint import Fingerprint, Fingerprints
 from drivetrain.engines.protocol import Completion, EngineError, Sampling
 from drivetrain.engines.remote import RemoteClient, as_overflow
+from drivetrain.engines.vllm.scoring import score
 from drivetrain.engines.vllm.served import APIS, Api, Served, check_served, read_served
 from drivetrain.engines.vllm.weights import WeightLabels
 from drivetrain.engines.vllm.wire import HONOURED_KNOBS, WIRES, Wire
@@ -30,8 +32,8 @@ class _ResetReply(msgspec.Struct):
 
 
 class VLLMEngine:
-    """Implements :class:`drivetrain.engines.protocol.Engine`, ``Pausable``, ``PrefixCached``, ``VersionSettable`` and
-    :class:`drivetrain.engines.identity.ServesTemplate`.
+    """Implements :class:`drivetrain.engines.protocol.Engine`, ``Pausable``, ``PrefixCached``, ``VersionSettable``,
+    :class:`drivetrain.engines.fingerprint.ChecksWeights` and :class:`drivetrain.engines.identity.ServesTemplate`.
 
     Servers need ``--logprobs-mode processed_logprobs`` (the probe measures it) and, for weight updates,
     ``VLLM_SERVER_DEV_MODE=1``.
@@ -74,6 +76,7 @@ class VLLMEngine:
             raise ConfigError(f"{adapter!r} is no adapter name.", fix="Only {version} may stand in braces.")
         self._client = RemoteClient(urls, api_key=api_key)
         self._labels = WeightLabels(self._client)
+        self._fingerprints = Fingerprints()
         self._asked_model = model
         self._asked_api = api
         self._adapter = adapter
@@ -247,6 +250,17 @@ class VLLMEngine:
             await check_served(self._client, self._model_of(version, served.model))
         await self._labels.learn(version)
         self._version = version
+
+    async def check_weights(self, fingerprint: Fingerprint) -> float:
+        """Score a text with the policy on every server, which must not be paused. The largest mean difference, nats.
+
+        Raises:
+            WeightsMismatch: a server's weights are not the trainer's.
+            EngineMalformed: a server did not score it.
+            EngineError: a server fails.
+        """
+        model = self._model_of(self._version, self._facts.model)
+        return self._fingerprints.judge(fingerprint, await score(self._client, model, fingerprint.token_ids))
 
     async def _control(self, path: str, *, fails: bool = True) -> list[Any]:
         """A call to every server that may not be missing."""
