@@ -20,7 +20,7 @@ from drivetrain.sandboxes.protocol import BgJob, Mount, SandboxError, SandboxHan
 from swe_rl_agent.bundle import Bundle, build_bundle
 from swe_rl_agent.log_readers import READERS
 from swe_rl_agent.names import lookup
-from swe_rl_agent.plan import LaunchPlan, make_plan
+from swe_rl_agent.plan import LaunchPlan, ToolsEndpoint, make_plan
 from swe_rl_agent.preset import INFRASTRUCTURE, Preset, StopReason
 
 STDOUT, STDERR = ".drivetrain/stdout.log", ".drivetrain/stderr.log"
@@ -112,6 +112,7 @@ class CLIHarness:
         deadline_s: float,
         max_output_tokens: int,
         max_turns: int = 0,
+        tools: ToolsEndpoint | None = None,
     ) -> HarnessOutcome:
         """Let the harness work on ``task`` until it ends or the deadline.
 
@@ -128,6 +129,7 @@ class CLIHarness:
             deadline_s: wall seconds after which its whole process tree is killed.
             max_output_tokens: tokens of one answer.
             max_turns: the harness's own step limit where it has one; 0 = none (the gateway's budget holds anyway).
+            tools: an environment's tools over MCP.
 
         Raises:
             ConfigError: a value the harness cannot take; nothing was started.
@@ -145,6 +147,7 @@ class CLIHarness:
             context_length=context_length,
             max_output_tokens=max_output_tokens,
             max_turns=max_turns,
+            tools=tools,
         )
         for file in plan.files:
             await sandbox.write(file.path, file.data, mode=0o600)

@@ -27,6 +27,13 @@ class PlannedFile(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class ToolsEndpoint(msgspec.Struct, frozen=True):
+    """An environment's MCP server as seen from inside; the key is sent as a bearer token."""
+
+    url: str
+    key: str
+
+
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """``stdin`` is the path of the file that is the harness's standard input. ``config_sha256`` hashes argv, env and
     files with key, URL, task, home and cwd left as placeholders: equal for every rollout of one experiment
@@ -54,6 +61,7 @@ def make_plan(
     context_length: int,
     max_output_tokens: int,
     max_turns: int = 0,
+    tools: ToolsEndpoint | None = None,
 ) -> LaunchPlan:
     """Fill a preset in.
 
@@ -65,11 +73,12 @@ def make_plan(
         context_length: tokens the model can hold.
         max_output_tokens: tokens of one answer.
         max_turns: the harness's own step limit where it has one; 0 = none.
+        tools: tools of the environment, for a harness that speaks MCP.
 
     Raises:
-        ConfigError: a value the harness could not take unchanged.
+        ConfigError: a value the harness could not take unchanged, or tools for a harness that cannot take any.
     """
-    if not _KEY.fullmatch(api_key):
+    if not all(_KEY.fullmatch(key) for key in (api_key, *((tools.key,) if tools is not None else ()))):
         raise ConfigError("The session key holds characters a harness may expand, or is shorter than 8.")
     if not task.strip() or "\0" in task:
         raise ConfigError("The task is empty or holds a NUL byte.", fix="Give the agent a problem statement.")
@@ -92,7 +101,10 @@ def make_plan(
         "command_timeout_ms": preset.timeouts.command_s * 1000,
     }
     guarded = f" {task}" if preset.task_guard and task[0] in preset.task_guard else task
+    preset = preset.with_tools(tools is not None)
     secret = {"api_key": api_key, "base_url": base_url, "task": guarded, "home": home, "cwd": cwd}
+    if tools is not None:
+        secret |= {"tools_url": tools.url, "tools_key": tools.key}
     neutral = {name: f"<{name}>" for name in secret}
     argv, env, files = _fill_all(preset, {**constant, **secret})
     return LaunchPlan(

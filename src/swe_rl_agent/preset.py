@@ -22,6 +22,8 @@ from swe_rl_agent.template import NAMES, Value, merge, placeholders
 PRESETS = Path(__file__).parent / "presets"
 OPTIONS = "{options}"
 """The argv element that stands for the chosen variant's options (none by default)."""
+TOOLS = "{tools}"
+"""The argv element that stands for the options that name an environment's MCP server (none without one)."""
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic", "google"]
 StopReason = Literal[
@@ -86,6 +88,14 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     files: tuple[ConfigFile, ...] = ()
 
 
+class ToolWiring(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the harness is told of an MCP server (streamable HTTP, called ``environment``) at ``{tools_url}`` that wants
+    ``{tools_key}`` as a bearer token: options where the argv says ``{tools}``, files that are added or merged."""
+
+    options: tuple[str, ...] = ()
+    files: tuple[ConfigFile, ...] = ()
+
+
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One harness. ``stops`` maps the harness's own final words to a :data:`StopReason`; a word it does not list is
     ``crashed``. ``overflow_marks`` are lower-case fragments of an error text that make a ``model_error`` a
@@ -94,7 +104,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     would alter as an argument. ``task_guard`` lists
     first characters the harness would not take as text. ``log_noise`` lists the beginnings of log
     lines that are not returned (partial answers, repeated per token). Without ``patience`` the gateway's own is used;
-    a harness that does not stream can be sent nothing before its reply."""
+    a harness that does not stream can be sent nothing before its reply. A harness without ``tools`` speaks no MCP."""
 
     name: str
     bundle: str
@@ -115,6 +125,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     overflow_marks: tuple[str, ...] = ()
     switched_off: tuple[str, ...] = ()
     labels: tuple[LabelRule, ...] = ()
+    tools: ToolWiring | None = None
     variants: dict[str, Variant] = {}
     variant: str = ""
 
@@ -133,9 +144,33 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         argv: list[str] = []
         for word in self.argv:
             argv.extend(chosen.options if word == OPTIONS else [word])
-        extra: Mapping[str, ConfigFile] = {file.path: file for file in chosen.files}
-        files = [_merged(file, extra[file.path]) if file.path in extra else file for file in self.files]
-        return msgspec.structs.replace(self, argv=tuple(argv), files=tuple(files), variants={}, variant=name or "")
+        files = _with_files(self.files, chosen.files)
+        return msgspec.structs.replace(self, argv=tuple(argv), files=files, variants={}, variant=name or "")
+
+    def with_tools(self, wanted: bool) -> Preset:
+        """The preset with an environment's MCP server configured, or without.
+
+        Raises:
+            ConfigError: wanted, and the harness speaks no MCP.
+        """
+        if wanted and self.tools is None:
+            raise ConfigError(
+                f"{self.name} speaks no MCP, so it cannot be given an environment's tools.",
+                fix="Choose an agent that does (drivetrain agents ls), or a session without tools.",
+            )
+        wiring = self.tools if wanted and self.tools is not None else ToolWiring()
+        argv: list[str] = []
+        for word in self.argv:
+            argv.extend(wiring.options if word == TOOLS else [word])
+        return msgspec.structs.replace(self, argv=tuple(argv), files=_with_files(self.files, wiring.files), tools=None)
+
+
+def _with_files(files: tuple[ConfigFile, ...], extra: tuple[ConfigFile, ...]) -> tuple[ConfigFile, ...]:
+    """Files with others merged over those of the same path, or added."""
+    changes: Mapping[str, ConfigFile] = {file.path: file for file in extra}
+    known = {file.path for file in files}
+    merged = [_merged(file, changes[file.path]) if file.path in changes else file for file in files]
+    return (*merged, *(file for file in extra if file.path not in known))
 
 
 def _merged(file: ConfigFile, extra: ConfigFile) -> ConfigFile:
@@ -163,18 +198,20 @@ def load_preset(path: Path) -> Preset:
 def _check(preset: Preset, where: str) -> None:
     """The rules a type cannot express."""
     variants = preset.variants.values()
-    visible: list[Value] = [*preset.argv, *preset.env.values(), preset.native_log]
+    wiring = preset.tools or ToolWiring()
+    visible: list[Value] = [*preset.argv, *preset.env.values(), preset.native_log, *wiring.options]
     visible += [option for variant in variants for option in variant.options]
     files = [*preset.files, *(file for variant in variants for file in variant.files)]
-    used = {name for part in [*visible, *(file.content for file in files)] for name in placeholders(part)}
-    if unknown := used - NAMES - {"options"}:
+    texts: list[Value] = [file.content for file in (*files, *wiring.files)]
+    used = {name for part in [*visible, *texts] for name in placeholders(part)}
+    if unknown := used - NAMES - {"options", "tools"}:
         raise ConfigError(
             f"Preset {where} uses unknown placeholders: {', '.join(sorted(unknown))}.",
             fix=f"Known: {', '.join(sorted(NAMES))}.",
         )
     # design, section 3, invariant 6: the secret never appears in an argv, and env is inherited by every child
-    if any(name == "api_key" for part in visible for name in placeholders(part)):
-        raise ConfigError(f"Preset {where} puts {{api_key}} into its argv or env.", fix="Write it into a config file.")
+    for name in sorted({"api_key", "tools_key"} & {name for part in visible for name in placeholders(part)}):
+        raise ConfigError(f"Preset {where} puts {{{name}}} into its argv or env.", fix="Write it into a config file.")
     if not preset.argv:
         raise ConfigError(f"Preset {where} has an empty argv.", fix="Name the program to start.")
     if "task" not in used:
@@ -182,8 +219,11 @@ def _check(preset: Preset, where: str) -> None:
     known = {file.path for file in preset.files}
     if preset.stdin and preset.stdin not in known:
         raise ConfigError(f"Preset {where}: stdin {preset.stdin} is no file it writes.", fix="Add it to files.")
-    for file in files:
+    if preset.tools is not None and not {"tools_url", "tools_key"} <= used:
+        raise ConfigError(f"Preset {where} has [tools] and never uses {{tools_url}} and {{tools_key}}.")
+    for file in (*files, *wiring.files):
         if file.path.startswith("/") or ".." in Path(file.path).parts:
             raise ConfigError(f"Preset {where}: {file.path} leaves HOME.", fix="Give a path relative to HOME.")
+    for file in files:
         if file.path not in known:
             raise ConfigError(f"Preset {where}: a variant changes {file.path}, which the preset does not write.")

@@ -30,6 +30,8 @@ NAMES = frozenset(
         "request_timeout_ms",
         "request_timeout_s",
         "task",
+        "tools_key",
+        "tools_url",
     }
 )
 """Every placeholder a preset may use."""

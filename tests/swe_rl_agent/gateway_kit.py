@@ -20,6 +20,8 @@ from aiohttp import web
 from drivetrain.engines.models import ModelDir
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
 from drivetrain.gateway.core import Gateway
+from drivetrain.gateway.mcp import PATH as MCP
+from drivetrain.gateway.mcp import ToolHost
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.server import GatewayServer
@@ -29,6 +31,7 @@ from drivetrain.sandboxes import SandboxHandle
 from drivetrain.tokens.codec import TokenCodec
 from drivetrain.trace.sample import HarnessTrace
 from swe_rl_agent import CLIHarness, HarnessOutcome
+from swe_rl_agent.plan import ToolsEndpoint
 
 from .conftest import Boxes
 
@@ -39,6 +42,21 @@ CONTEXT = 400_000
 
 Line = str | ScriptedReply
 _HOP = {"host", "content-length", "transfer-encoding", "connection", "keep-alive"}
+
+
+def tool_names(body: dict[str, Any]) -> list[str]:
+    """Names of a request's tools, in any dialect; tools of a namespace (Responses) under its name and theirs."""
+    names: list[str] = []
+    for tool in body.get("tools", ()):
+        if "functionDeclarations" in tool:
+            names += [one["name"] for one in tool["functionDeclarations"]]
+        elif "function" in tool:
+            names.append(tool["function"]["name"])
+        elif tool.get("type") == "namespace":
+            names += [f"{tool['name']}/{one['name']}" for one in tool["tools"]]
+        elif "name" in tool:
+            names.append(tool["name"])
+    return names
 
 
 def tool_call(name: str, **arguments: Any) -> str:
@@ -90,8 +108,7 @@ class Relay:
     def tools(self) -> set[str]:
         """Names of the tools of the first request."""
         body = self.seen[0].body
-        google = [one["name"] for tool in body.get("tools", ()) for one in tool.get("functionDeclarations", ())]
-        return {*google, *(tool["function"]["name"] for tool in body.get("tools", ()) if "function" in tool)}
+        return set(tool_names(body))
 
 
 @dataclass
@@ -179,6 +196,7 @@ class Bench:
         sealed: bool = False,
         max_output_tokens: int = 2000,
         deadline_s: float = 90.0,
+        tool_host: ToolHost | None = None,
     ) -> Done:
         """One run in a fresh sandbox. ``key``: what the agent gets instead of the session's own."""
         engine = self._engine(lines)
@@ -196,11 +214,12 @@ class Bench:
                     patience=Patience(**msgspec.structs.asdict(patience)) if patience else None,
                 )
             )
+            session.tool_host = tool_host
             if sealed:
                 await gateway.seal_session(session.id)
             box = await stack.enter_async_context(self.boxes(self.agent, relay.socket))
             started = time.monotonic()
-            outcome = await self._agent(box, task, key or own, deadline_s, max_output_tokens)
+            outcome = await self._agent(box, task, key or own, deadline_s, max_output_tokens, tool_host is not None)
             files = {"answer.txt": await box.read(f"{box.workdir}/answer.txt")}
             await gateway.seal_session(session.id)
         for text in (outcome.stdout_tail, outcome.stderr_tail, outcome.detail.encode(), *outcome.files.values()):
@@ -213,7 +232,7 @@ class Bench:
         return ScriptedEngine.from_lines(lines, self.tiny, then="All done.", context_length=CONTEXT)
 
     async def _agent(
-        self, box: SandboxHandle, task: str, key: str, deadline_s: float, max_output_tokens: int
+        self, box: SandboxHandle, task: str, key: str, deadline_s: float, max_output_tokens: int, tools: bool
     ) -> HarnessOutcome:
         await box.write(f"{box.workdir}/answer.txt", b"wrong\n")
         return await self.agent.run(
@@ -226,6 +245,7 @@ class Bench:
             cwd=box.workdir,
             deadline_s=deadline_s,
             max_output_tokens=max_output_tokens,
+            tools=ToolsEndpoint(f"{box.gateway_url()}{MCP}", key) if tools else None,
         )
 
 
