@@ -35,11 +35,20 @@ class Listener(Protocol):
 
 
 class Channel:
-    """Sends requests, dispatches events. Bound to the running loop."""
+    """Sends requests, dispatches events. Bound to the running loop.
 
-    def __init__(self) -> None:
+    Args:
+        connected: the connection of a PID 1 that has called in (owned by the channel from now on); else ``remote`` is
+            the other end, to be inherited by PID 1.
+    """
+
+    def __init__(self, connected: socket.socket | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._socket, self.remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._remote: socket.socket | None = None
+        if connected is not None:
+            self._socket = connected
+        else:
+            self._socket, self._remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.setblocking(False)
         self._jobs: dict[int, Listener] = {}
@@ -49,6 +58,12 @@ class Channel:
         }
         self.gone: str | None = None
         self._loop.add_reader(self._socket.fileno(), self._readable)
+
+    @property
+    def remote(self) -> socket.socket:
+        """PID 1's end of a channel that was made without a connection."""
+        assert self._remote is not None
+        return self._remote
 
     async def expect(self, word: str, timeout_s: float) -> int:
         """Wait for a start-up word; the sender's pid on the host.
@@ -108,7 +123,8 @@ class Channel:
         self.gone = why
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        self.remote.close()
+        if self._remote is not None:
+            self._remote.close()
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(SandboxGone(f"The sandbox is gone: {why}."))

@@ -5,6 +5,10 @@ with bounded buffers, passes half-closes on and answers nothing itself: when the
 connection is closed.
 
 As a script: ``python -I -S relay.py PORT SOCKET`` listens on 127.0.0.1:PORT.
+
+A target ``broker:PATH`` is no gateway but somebody who connects for us: each connection to that SOCK_SEQPACKET socket is
+answered with one message that carries a connected descriptor, or with an end of file when the gateway is down. A box
+whose user may not enter the gateway's folder reaches the gateway like that.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import socket
 import sys
 import time
 
+BROKER = b"broker:"
 CHUNK = 65536
 CONNECT_PATIENCE_S = 10.0
 RETRY_S = 0.01
@@ -63,22 +68,38 @@ class Connection:
 
     def __init__(self, client: socket.socket, target: bytes) -> None:
         self.client = client
-        self.gateway = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.brokered = target.startswith(BROKER)
+        kind = socket.SOCK_SEQPACKET if self.brokered else socket.SOCK_STREAM
+        self.gateway = socket.socket(socket.AF_UNIX, kind)  # the broker first, where there is one
         self.gateway.setblocking(False)
-        self.target = target
+        self.target = target[len(BROKER) :] if self.brokered else target
+        self.asked = self.watched = False
         self.give_up = time.monotonic() + CONNECT_PATIENCE_S
-        self.up = Pipe(self.client, self.gateway)
-        self.down = Pipe(self.gateway, self.client)
 
     def connect(self) -> bool:
         """True when connected, False when the gateway's backlog is full; any other trouble raises OSError."""
         try:
-            self.gateway.connect(self.target)
+            if not self.asked:
+                self.gateway.connect(self.target)
+                self.asked = True
+            if self.brokered:
+                self.receive()
         except BlockingIOError:
             if time.monotonic() > self.give_up:
                 raise
             return False
+        self.up = Pipe(self.client, self.gateway)
+        self.down = Pipe(self.gateway, self.client)
         return True
+
+    def receive(self) -> None:
+        """Take the gateway's descriptor from the broker."""
+        _, fds, _, _ = socket.recv_fds(self.gateway, 16, 1)
+        self.gateway.close()
+        if not fds:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the gateway is down")
+        self.gateway = socket.socket(fileno=fds[0])
+        self.gateway.setblocking(False)
 
     def interest(self, mine: socket.socket) -> int:
         reader, writer = (self.up, self.down) if mine is self.client else (self.down, self.up)
@@ -127,6 +148,9 @@ class Relay:
         try:
             if not connection.connect():
                 self.waiting.append(connection)
+                if connection.asked and not connection.watched:
+                    connection.watched = True  # only to wake the poll; closing the descriptor ends it
+                    self.poller.register(connection.gateway.fileno(), select.EPOLLIN)
                 return
         except OSError:
             connection.close()
