@@ -352,9 +352,7 @@ def test_a_full_pool_says_so_in_time() -> None:
         backend = FakeBackend()
         async with SandboxPool(backend, max_total=1, wait_s=30) as pool:
             box = await pool.create(SPEC)
-            with pytest.raises(
-                SandboxPoolFull, match="within 30 s: 1 of 1 places are taken.*Raise max_total"
-            ) as caught:
+            with pytest.raises(SandboxPoolFull, match=r"1 of 1 places are taken.*Raise max_total") as caught:
                 await pool.create(SPEC)
             assert isinstance(caught.value, SandboxTimeout)
             assert now() == 31.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -102,10 +103,8 @@ class PoolMachine(RuleBasedStateMachine):
         box = request.result()
 
         async def use() -> None:
-            try:
+            with contextlib.suppress(SandboxGone):
                 await box.exec(["true"])
-            except SandboxGone:
-                pass
             await box.close()
 
         self.closing.append(self.loop.create_task(use()))

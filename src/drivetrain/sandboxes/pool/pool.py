@@ -5,28 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
-from drivetrain.errors import ConfigError, MissingDependency
+from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.pool.handle import PooledSandbox
-from drivetrain.sandboxes.pool.key import spec_key, warm_spec
 from drivetrain.sandboxes.pool.probe import Probe, still_there
-from drivetrain.sandboxes.pool.shelf import Shelf, Warm
+from drivetrain.sandboxes.pool.shelf import Warm
 from drivetrain.sandboxes.pool.stats import PoolStats
-from drivetrain.sandboxes.protocol import (
-    Feature,
-    SandboxBackend,
-    SandboxHandle,
-    SandboxSpec,
-    SandboxStartError,
-    SandboxTimeout,
-    Snapshot,
-)
+from drivetrain.sandboxes.pool.stock import Rules, Stock, pool_closed
+from drivetrain.sandboxes.protocol import Feature, SandboxBackend, SandboxHandle, SandboxSpec, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +25,6 @@ _OWN_EXPIRY_S = 5.0
 _MOST_PROBES = 3
 # What a start may take of the time to live of a sandbox that is started ahead, seconds.
 _START_SPARE_S = 30.0
-
-
-class SandboxPoolFull(SandboxTimeout):
-    """No sandbox of the pool was closed in time to make room for one more."""
-
-
-class _Waiter:
-    """A request that waits for a warm sandbox or for room; the future gets the one, or None for the other."""
-
-    def __init__(self, shelf: Shelf, ttl_s: float) -> None:
-        self.shelf = shelf
-        self.ttl_s = ttl_s
-        self.granted: asyncio.Future[Warm | None] = asyncio.get_running_loop().create_future()
 
 
 class SandboxPool:
@@ -78,6 +54,9 @@ class SandboxPool:
         probe: what a warm sandbox has to pass before it is handed out (``still_there``, ``runs_a_command``).
         probe_timeout_s: a probe that takes longer has failed, seconds.
         close_in_background: see :meth:`PooledSandbox.close`.
+
+    Raises:
+        ConfigError: numbers that cannot be.
     """
 
     def __init__(
@@ -104,33 +83,23 @@ class SandboxPool:
         if max_age_s <= 0 or idle_s <= 0 or probe_timeout_s <= 0 or (wait_s is not None and wait_s < 0):
             raise ConfigError("The times of a pool must be above 0 s (wait_s may be 0).", fix="Correct them.")
         self._backend = backend
-        self._max_total = max_total
-        self._max_warm = max_warm
-        self._min_warm = min_warm
-        self._max_age_s = max_age_s
-        self._spare_s = max_age_s + probe_timeout_s + _START_SPARE_S
-        self._idle_s = idle_s
+        self._rules = Rules(
+            max_total=max_total,
+            max_warm=max_warm,
+            min_warm=min_warm,
+            max_age_s=max_age_s,
+            idle_s=idle_s,
+            refill_concurrency=refill_concurrency,
+            spare_s=max_age_s + probe_timeout_s + _START_SPARE_S,
+        )
         self._wait_s = wait_s
-        self._refill_concurrency = refill_concurrency
         self._probe = probe
         self._probe_timeout_s = probe_timeout_s
         self._close_in_background = close_in_background
-        self._shelves: dict[str, Shelf] = {}
-        self._waiters: deque[_Waiter] = deque()
-        self._starting: set[asyncio.Task[SandboxHandle]] = set()
-        self._handed: set[PooledSandbox] = set()
-        self._timers: dict[Warm, asyncio.TimerHandle] = {}
-        self._retries: set[asyncio.TimerHandle] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._refilling = 0
-        # Places taken, of ``max_total``. What holds one: a start, a warm sandbox, a probe, a user, a removal.
-        self._used = 0
-        self._checking = 0
-        self._closing = 0
         self._counts = PoolStats()
-        self._closed = False
+        self._stock = Stock(backend, self._rules, self._counts)
+        self._handed: set[PooledSandbox] = set()
         self._ending: asyncio.Task[None] | None = None
-        self._changed: asyncio.Event | None = None
 
     @property
     def name(self) -> str:
@@ -149,15 +118,18 @@ class SandboxPool:
 
     def statistics(self) -> PoolStats:
         """Counts and what there is now."""
-        ready = len(self._timers)
+        stock = self._stock
+        known = stock.ready + stock.checking + len(self._handed) + stock.closing
         return msgspec.structs.replace(
             self._counts,
-            waiting=len(self._waiters),
-            ready=ready,
-            checking=self._checking,
+            waited=stock.places.waited,
+            timeouts=stock.places.timeouts,
+            waiting=stock.places.waiting,
+            ready=stock.ready,
+            checking=stock.checking,
             in_use=len(self._handed),
-            closing=self._closing,
-            starting=self._used - ready - self._checking - len(self._handed) - self._closing,
+            closing=stock.closing,
+            starting=stock.places.taken - known,
         )
 
     async def create(self, spec: SandboxSpec) -> PooledSandbox:
@@ -169,32 +141,22 @@ class SandboxPool:
             SandboxUnsupported: the spec asks for what the backend cannot do.
         """
         self._check_open()
-        loop = asyncio.get_running_loop()
-        shelf = self._shelf(spec)
-        until = None if self._wait_s is None else loop.time() + self._wait_s
-        bad = 0
-        while True:
-            # Warm ones that all fail the probe are made anew as fast as they are thrown away: not for ever.
-            ttl_s = spec.limits.ttl_s if bad < _MOST_PROBES else math.inf
-            warm = await self._acquire(shelf, ttl_s, until, first=bad > 0)
-            if warm is None:
-                break
-            if await self._passes(warm):
-                self._counts.hits += 1
-                return self._hand_out(warm.sandbox, spec, spec.limits.ttl_s)
-            bad += 1
+        warm = await self._find_room(spec)
+        if warm is not None:
+            self._counts.hits += 1
+            return self._hand_out(warm.sandbox, spec, spec.limits.ttl_s)
         try:
-            sandbox = await self._start(spec)
+            sandbox = await self._stock.start(spec)
         except Exception as error:
             self._counts.failures += 1
-            self._note_failure(shelf, error)
+            self._stock.note_failure(self._stock.shelf(spec), error)
             raise
         self._counts.misses += 1
-        shelf = self._shelf(spec)  # again: it may have been dropped as unused, or a mount replaced, meanwhile
+        handed = self._hand_out(sandbox, spec, spec.limits.ttl_s + _OWN_EXPIRY_S)
+        shelf = self._stock.shelf(spec)
         shelf.succeeded()
         shelf.missed()
-        handed = self._hand_out(sandbox, spec, spec.limits.ttl_s + _OWN_EXPIRY_S)
-        self._pump()
+        self._stock.pump()
         return handed
 
     async def warm(self, spec: SandboxSpec, count: int = 1) -> None:
@@ -204,27 +166,27 @@ class SandboxPool:
 
         Raises:
             ConfigError: more than ``max_warm`` or ``max_total``.
-                SandboxPoolFull: there was no room within ``wait_s``.
+            SandboxPoolFull: there was no room within ``wait_s``.
             SandboxError: one did not come up; the others stay.
         """
         self._check_open()
-        if count > min(self._max_warm, self._max_total):
+        if count > min(self._rules.max_warm, self._rules.max_total):
             raise ConfigError(
                 f"{count} warm sandboxes are more than the pool keeps.", fix="Raise max_warm (and max_total)."
             )
-        shelf = self._shelf(spec)
-        shelf.target = max(shelf.target, count, self._min_warm)
+        shelf = self._stock.shelf(spec)
+        shelf.target = max(shelf.target, count, self._rules.min_warm)
         shelf.succeeded()  # asked for by name: tried now, whatever happened before
-        self._pump()
+        self._stock.pump()
         try:
             async with asyncio.timeout(self._wait_s):
                 while len(shelf.ready) < count:
                     if shelf.error is not None:
                         raise shelf.error
-                    await self._change().wait()
+                    await self._stock.change()
                     self._check_open()
         except TimeoutError as error:
-            raise self._full() from error
+            raise self._stock.places.full() from error
 
     async def drop(self, snapshot: Snapshot) -> None:
         """Remove a snapshot."""
@@ -239,8 +201,8 @@ class SandboxPool:
 
         Requests that still wait or start get a ``SandboxStartError``.
         """
-        self._closed = True
         if self._ending is None:
+            self._stock.closed = True
             self._ending = asyncio.create_task(self._end())
         await asyncio.shield(self._ending)
 
@@ -252,205 +214,40 @@ class SandboxPool:
     ) -> None:
         await self.aclose()
 
-    # Room: who gets the next place.
-
-    async def _acquire(self, shelf: Shelf, ttl_s: float, until: float | None, *, first: bool) -> Warm | None:
-        """A warm sandbox, or None for a place to start one in; the caller holds its place from here.
-
-        ``first``: it had its turn already, and what it got was no good.
-        """
+    async def _find_room(self, spec: SandboxSpec) -> Warm | None:
+        """A warm sandbox that has passed the probe, or None for a place to start one in."""
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(shelf, ttl_s + self._probe_timeout_s)
-        self._waiters.insert(0 if first else len(self._waiters), waiter)
-        self._pump()
-        if not waiter.granted.done():
-            self._counts.waited += 1
-            try:
-                await asyncio.wait([waiter.granted], timeout=None if until is None else max(0.0, until - loop.time()))
-            except asyncio.CancelledError:
-                self._leave(waiter)
-                raise
-            if not waiter.granted.done():
-                self._leave(waiter)
-                self._counts.timeouts += 1
-                raise self._full()
-        warm = waiter.granted.result()
-        if self._closed:
-            self._give_back(warm)
-            self._check_open()
-        return warm
-
-    def _leave(self, waiter: _Waiter) -> None:
-        """A request goes away; what it was granted at the same moment goes to the next."""
-        if not waiter.granted.done():
-            waiter.granted.cancel()
-            self._waiters.remove(waiter)
-        elif not waiter.granted.cancelled() and waiter.granted.exception() is None:
-            self._give_back(waiter.granted.result())
-        self._pump()
-
-    def _full(self) -> SandboxPoolFull:
-        return SandboxPoolFull(
-            f"There was no room for one more sandbox within {self._wait_s:g} s: {self._used} of {self._max_total} "
-            f"places are taken, {len(self._waiters)} more requests wait.",
-            fix="Raise max_total if the machine bears it, close sandboxes sooner, or run fewer at once.",
-        )
-
-    def _give_back(self, warm: Warm | None) -> None:
-        if warm is None:
-            self._release()
-        else:
-            self._checking -= 1
-            self._retire(warm.sandbox)
-
-    def _release(self) -> None:
-        self._used -= 1
-        self._pump()
-
-    def _pump(self) -> None:
-        """Serve who waits, in order; then, when nobody does, start ahead. Called after every change."""
-        if not self._closed:
-            self._serve()
-            if not self._waiters:
-                self._refill()
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
-
-    def _serve(self) -> None:
-        now = asyncio.get_running_loop().time()
-        while self._waiters:
-            head = self._waiters[0]
-            warm = head.shelf.take(head.ttl_s, now)
-            if warm is not None:
-                self._timers.pop(warm).cancel()
-                self._checking += 1
-            elif self._used < self._max_total:
-                self._used += 1
-            else:
-                break
-            self._waiters.popleft()
-            head.granted.set_result(warm)
-        while self._closing < len(self._waiters) and self._timers:
-            oldest = next(iter(self._timers))
-            self._take_off(oldest)
-            self._counts.evicted += 1
-
-    def _refill(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for shelf in sorted(self._shelves.values(), key=lambda shelf: -shelf.asked):
-            while shelf.missing(now) and self._refilling < self._refill_concurrency and self._used < self._max_total:
-                self._used += 1
-                self._refilling += 1
-                shelf.refilling += 1
-                self._spawn(self._refill_one(shelf))
-            if shelf.unused:
-                del self._shelves[shelf.key]
-
-    # Making sandboxes.
-
-    def _shelf(self, spec: SandboxSpec) -> Shelf:
-        key = spec_key(spec)
-        shelf = self._shelves.get(key)
-        if shelf is None:
-            shelf = self._shelves[key] = Shelf(
-                key, warm_spec(spec, self._spare_s), least=self._min_warm, most=self._max_warm
-            )
-        shelf.asked = asyncio.get_running_loop().time()
-        return shelf
-
-    async def _refill_one(self, shelf: Shelf) -> None:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        try:
-            try:
-                sandbox = await self._start(shelf.spec)
-            finally:
-                self._refilling -= 1
-                shelf.refilling -= 1
-        except Exception as error:
-            if not self._closed:
-                self._counts.refill_failures += 1
-                logger.warning("pool: a sandbox could not be started ahead: %s", error)
-                self._note_failure(shelf, error)
-            return
-        shelf.succeeded()
-        self._counts.refills += 1
-        warm = Warm(sandbox, shelf, begun + shelf.spec.limits.ttl_s)
-        shelf.ready.append(warm)
-        self._timers[warm] = loop.call_later(self._max_age_s, self._aged, warm)
-        self._pump()
-
-    async def _start(self, spec: SandboxSpec) -> SandboxHandle:
-        """Start one in the place the caller holds; on failure the place is free again, and nothing is left."""
-        task = asyncio.create_task(self._create(spec))
-        self._starting.add(task)
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            # The place stays taken until the backend has cleaned up, however often we are cancelled.
-            task.add_done_callback(self._abandon)
-            _cancel(task)
-            await asyncio.wait([task])
-            raise
-        self._starting.discard(task)
-        if task.cancelled():
-            self._release()
-            raise _pool_closed()
-        if (error := task.exception()) is not None:
-            self._release()
-            raise error
-        sandbox = task.result()
-        if self._closed:
-            self._retire(sandbox)
-            raise _pool_closed()
-        return sandbox
-
-    async def _create(self, spec: SandboxSpec) -> SandboxHandle:
-        return await self._backend.create(spec)
-
-    def _abandon(self, task: asyncio.Task[SandboxHandle]) -> None:
-        self._starting.discard(task)
-        if task.cancelled() or task.exception() is not None:
-            self._release()
-        else:
-            self._retire(task.result())
-
-    def _note_failure(self, shelf: Shelf, error: Exception) -> None:
-        loop = asyncio.get_running_loop()
-        for_good = isinstance(error, ConfigError | MissingDependency)
-        delay = shelf.failed(error, loop.time(), for_good=for_good)
-        if delay is not None and not self._closed:
-            self._retry_after(delay)
-        self._pump()
-
-    def _retry_after(self, delay_s: float) -> None:
-        def again() -> None:
-            self._retries.discard(timer)
-            self._pump()
-
-        timer = asyncio.get_running_loop().call_later(delay_s, again)
-        self._retries.add(timer)
-
-    # Handing out and taking back.
+        until = None if self._wait_s is None else loop.time() + self._wait_s
+        shelf = self._stock.shelf(spec)
+        bad = 0
+        while True:
+            # Warm ones that all fail the probe are made anew as fast as they are thrown away: not for ever.
+            ttl_s = spec.limits.ttl_s + self._probe_timeout_s if bad < _MOST_PROBES else math.inf
+            timeout_s = None if until is None else max(0.0, until - loop.time())
+            warm = await self._stock.places.wait(shelf, ttl_s, timeout_s, first=bad > 0)
+            if self._stock.closed:
+                self._stock.give_back(warm)
+                raise pool_closed()
+            if warm is None or await self._passes(warm):
+                return warm
+            bad += 1
 
     async def _passes(self, warm: Warm) -> bool:
-        """Probe a warm sandbox; one that fails is thrown away. The caller has it in ``_checking``."""
+        """Probe a warm sandbox that was granted; one that fails is thrown away."""
         try:
             async with asyncio.timeout(self._probe_timeout_s):
                 await self._probe(warm.sandbox)
+            self._check_open()
         except Exception as error:
+            self._stock.give_back(warm)
+            self._check_open()
             self._counts.dead += 1
             logger.info("pool: warm sandbox %s is no good: %s", warm.sandbox.id, error)
-            self._give_back(warm)
             return False
         except BaseException:
-            self._give_back(warm)
+            self._stock.give_back(warm)
             raise
-        if self._closed:
-            self._give_back(warm)
-            self._check_open()
-        self._checking -= 1
+        self._stock.checking -= 1
         return True
 
     def _hand_out(self, sandbox: SandboxHandle, spec: SandboxSpec, expires_s: float) -> PooledSandbox:
@@ -465,83 +262,16 @@ class SandboxPool:
 
     def _take_back(self, handed: PooledSandbox) -> asyncio.Task[None]:
         self._handed.discard(handed)
-        return self._retire(handed.sandbox)
-
-    def _aged(self, warm: Warm) -> None:
-        now = asyncio.get_running_loop().time()
-        warm.shelf.aged(idle=now - warm.shelf.asked >= self._idle_s)
-        self._counts.aged += 1
-        self._take_off(warm)
-        self._pump()
-
-    def _take_off(self, warm: Warm) -> None:
-        """Throw a warm sandbox away."""
-        self._timers.pop(warm).cancel()
-        warm.shelf.ready.remove(warm)
-        self._retire(warm.sandbox)
-
-    def _retire(self, sandbox: SandboxHandle) -> asyncio.Task[None]:
-        """Close a sandbox whose place is held; the place is free when it is gone."""
-        self._closing += 1
-        return self._spawn(self._close(sandbox))
-
-    async def _close(self, sandbox: SandboxHandle) -> None:
-        try:
-            await sandbox.close()
-        except Exception as error:
-            # What is left of it is the reaper's; the place is not lost with it.
-            self._counts.close_failures += 1
-            logger.warning("pool: sandbox %s could not be closed: %s", sandbox.id, error)
-            raise
-        finally:
-            self._closing -= 1
-            self._release()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # said in the log; whoever waits for the task gets it too
-
-    def _change(self) -> asyncio.Event:
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        return self._changed
-
-    # The end.
+        return self._stock.retire(handed.sandbox)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise _pool_closed()
+        if self._stock.closed:
+            raise pool_closed()
 
     async def _end(self) -> None:
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            waiter.granted.set_exception(_pool_closed())
-            waiter.granted.exception()  # one that is cancelled at the same time never asks
-        for timer in self._retries:
-            timer.cancel()
-        for task in list(self._starting):
-            _cancel(task)
-        for warm in list(self._timers):
-            self._take_off(warm)
-        for handed in list(self._handed):
-            handed.begin_close("the pool was closed")
-        while self._used or self._tasks:
-            await self._change().wait() if self._used else await asyncio.wait(self._tasks)
+        def close_used() -> None:
+            for handed in list(self._handed):
+                handed.begin_close("the pool was closed")
+
+        await self._stock.end(close_used)
         await self._backend.aclose()
-
-
-def _pool_closed() -> SandboxStartError:
-    return SandboxStartError("The sandbox pool is closed.", fix="Make another pool.")
-
-
-def _cancel(task: asyncio.Task[SandboxHandle]) -> None:
-    """Cancel a start once: a second time would cut the backend's cleaning up short."""
-    if not task.cancelling():
-        task.cancel()
