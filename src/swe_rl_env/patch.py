@@ -83,7 +83,7 @@ async def _download(workspace: Workspace, limits: PatchLimits) -> bytes:
     except (SandboxError, OSError):
         # Either the agent's doing (folder gone, or grown past the cap) or a sandbox that broke: ask it.
         there = await box.exec(["/usr/bin/test", "-d", repo], cwd="/")
-        if there.exit_code != 0:
+        if there.exit_code == 1:  # anything else is no answer, and a killed `test` must not read as "all files deleted"
             return _EMPTY_TAR
         usage = await box.exec(["/usr/bin/du", "-sb", repo], cwd="/")
         size = usage.stdout.split()[:1]

@@ -1,4 +1,4 @@
-"""Process trees: deadlines, kills, orphans, and jobs in the background (case rows F2, F3, F7)."""
+"""Process trees: deadlines, kills, orphans, and jobs in the background."""
 
 from __future__ import annotations
 
