@@ -1,8 +1,9 @@
 """PID 1 of a local sandbox: runs commands for the owner, reaps orphans, ends everything at the deadline.
 
-Started as ``python -I -S init.py FD`` (or from compiled code, see ``CODE``); FD is one end of a SOCK_SEQPACKET pair whose
-other end the owner holds. Every job gets a *keeper*: a child subreaper that forks the command and stays until the last descendant is
-gone, so a job's tree is complete whatever it forks, ``setsid``s or re-parents, and can be killed as a whole.
+Started as ``python -I -S init.py FD`` (or from compiled code, see ``CODE``); FD is one end of a SOCK_SEQPACKET pair
+whose other end the owner holds. Every job gets a *keeper*: a child subreaper that forks the command and stays until the
+last descendant is gone, so a job's tree is complete whatever it forks, ``setsid``s or re-parents, and can be killed as
+a whole.
 
 Owner -> init: ``marshal`` tuples ``("go", config)``, ``("run", job, argv...)``, ``("kill", job, signal)``.
 Init -> owner: ASCII ``hello``, ``ready``, ``up JOB``, ``exit JOB STATUS``, ``fail JOB ERRNO``, ``bye WHY``; the kernel
@@ -15,7 +16,7 @@ The process is not dumpable: code in the box has the same uid and could otherwis
 # ruff: noqa: PTH100, PTH120, PTH123, PTH208, SIM105
 from __future__ import annotations
 
-# _socket and not socket, _signal, _ctypes; no json, no typing: the imports of those double the start-up time of a sandbox.
+# _socket and not socket, and so on; no json, no typing: importing those doubles the start-up time of a sandbox.
 import _ctypes
 import _signal
 import _socket
@@ -54,7 +55,7 @@ def load(name: str) -> Any:
         return __import__(name)
     module = type(os)(name)
     sys.modules[name] = module
-    exec(CODE[name], module.__dict__)  # noqa: S102 (the owner's code)
+    exec(CODE[name], module.__dict__)
     return module
 
 
@@ -340,7 +341,10 @@ def expose() -> None:
 
 
 def main() -> None:
-    os.setsid()
+    try:
+        os.setsid()
+    except OSError:
+        pass  # the first process of a container leads its session already
     try:
         expose()
     except OSError:

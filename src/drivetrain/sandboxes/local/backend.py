@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
+import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -13,11 +15,15 @@ from pathlib import Path
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.label import new_id, new_label, write_label
 from drivetrain.sandboxes.local import bwrap
-from drivetrain.sandboxes.local.cgroups import Groups
+from drivetrain.sandboxes.local.cgroups import make_groups, remove_cgroups
+from drivetrain.sandboxes.local.disk import can_bound
+from drivetrain.sandboxes.local.interpreter import find_interpreter
+from drivetrain.sandboxes.local.launcher import why_no_stage
 from drivetrain.sandboxes.local.reaper import reap
 from drivetrain.sandboxes.local.sandbox import LocalSandbox
 from drivetrain.sandboxes.protocol import (
     Feature,
+    Limits,
     SandboxHandle,
     SandboxSpec,
     SandboxStartError,
@@ -35,6 +41,20 @@ def default_root() -> Path:
     return Path(tempfile.gettempdir()) / f"drivetrain-{os.getuid()}" / "sandboxes"
 
 
+@functools.cache
+def _features() -> frozenset[Feature]:
+    found: set[Feature] = {"mount", "writable_mount", "overlay", "network_policy", "pids_limit", "host_pids"}
+    groups = make_groups(f"probe-{secrets.token_hex(6)}", Limits(cpus=1))
+    remove_cgroups(groups.folders)
+    if groups.memory:
+        found.add("memory_limit")
+    if groups.cpu:
+        found.add("cpu_limit")
+    if can_bound() and why_no_stage(find_interpreter().executable) is None:
+        found.add("disk_limit")
+    return frozenset(found)
+
+
 class LocalBackend:
     """Implements ``SandboxBackend`` with bubblewrap.
 
@@ -48,14 +68,21 @@ class LocalBackend:
     """
 
     name = "local"
-    features: frozenset[Feature] = frozenset({"mount", "writable_mount", "network_policy", "pids_limit", "host_pids"})
 
     def __init__(self, root: Path | None = None, *, relay_port: int = DEFAULT_RELAY_PORT) -> None:
         self.root = root if root is not None else default_root()
         self._relay_port = relay_port
         self._open: set[LocalSandbox] = set()
         self._prepared: asyncio.Task[None] | None = None
-        self._warned = False
+        self._noted: set[str] = set()
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What it can do on this machine. Blocks for about 0.1 s the first time.
+
+        Overlays are copies where none can be mounted; process limits fall back to RLIMIT_NPROC.
+        """
+        return _features()
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
         """Start a sandbox.
@@ -86,7 +113,7 @@ class LocalBackend:
             folder=folder,
             label=label,
             relay_port=self._relay_port,
-            on_limits=self._note_missing_limits,
+            note=self._note,
             on_closed=self._open.discard,
         )
         self._open.add(sandbox)
@@ -116,16 +143,11 @@ class LocalBackend:
         for sandbox_id in reap(self.root):
             logger.info("removed sandbox %s of a dead owner", sandbox_id)
 
-    def _note_missing_limits(self, groups: Groups) -> None:
-        """Say once which limits this machine does not let us enforce."""
-        missing = [name for name, held in (("memory", groups.memory), ("process", groups.pids)) if not held]
-        if missing and not self._warned:
-            self._warned = True
-            logger.warning(
-                "no permission to make control groups here: the %s limit of sandboxes is not enforced by them "
-                "(processes fall back to RLIMIT_NPROC on Linux 5.14+, memory has no limit)",
-                " and ".join(missing),
-            )
+    def _note(self, text: str) -> None:
+        """Say once what this machine does not let us do."""
+        if text not in self._noted:
+            self._noted.add(text)
+            logger.warning("%s", text)
 
     async def aclose(self) -> None:
         """Close every sandbox this backend still owns and remove the default root when nobody uses it; idempotent."""

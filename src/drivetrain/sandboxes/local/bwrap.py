@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shutil
-import signal
 import subprocess
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from drivetrain.errors import MissingDependency
-from drivetrain.sandboxes.local.interpreter import Interpreter
+from drivetrain.sandboxes.local.interpreter import Interpreter, boot_argv
 from drivetrain.sandboxes.protocol import SandboxSpec, SandboxStartError
 
 HOME = "/home/agent"
@@ -22,8 +21,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSIDE = "/.drivetrain"
 GATEWAY_FOLDER = f"{INSIDE}/gateway"
 RUN_BYTES = 64 << 20  # at most
-
-_HERE = Path(__file__).parent.parent
 
 # Read-only host files that programs need and that hold no secret (not /etc/ssl itself: it has private keys).
 _ETC = (
@@ -43,7 +40,7 @@ _ETC = (
     "services",
     "protocols",
 )
-# When the caller is root, so is the uid inside as far as file modes go, and these would be writable or tell too much
+# Where the uid inside is root's as far as file modes go (see owner.py), these would be writable or tell too much
 # (the list is Docker's, https://github.com/moby/moby/blob/master/oci/defaults.go). bwrap itself covers a part of it.
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger", "mtrr", "dynamic_debug")
 _PROC_MASKED = ("acpi", "asound", "kcore", "kmsg", "keys", "latency_stats", "timer_list", "sched_debug", "scsi")
@@ -109,14 +106,14 @@ def _root() -> list[str]:
     return argv
 
 
-def _etc(own: Path, network: str) -> list[str]:
+def _etc(own: str, network: str) -> list[str]:
     argv: list[str] = []
     names = [*_ETC, "resolv.conf"] if network == "open" else list(_ETC)
     for name in names:
         if (Path("/etc") / name).exists():
             argv += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
     for name in _OWN_ETC:
-        argv += ["--ro-bind", str(own / name), f"/etc/{name}"]
+        argv += ["--ro-bind", f"{own}/{name}", f"/etc/{name}"]
     return argv
 
 
@@ -134,26 +131,34 @@ def _proc() -> list[str]:
     return argv
 
 
-def _volumes(spec: SandboxSpec, folder: Path) -> list[str]:
+def _volumes(spec: SandboxSpec, layout: Layout) -> list[str]:
     """HOME, workdir and the caller's mounts, parents before children."""
     volumes: list[tuple[str, str, bool]] = [
-        (str(folder / "home"), HOME, True),
-        (str(folder / "work"), inside_path(spec.workdir), True),
+        (f"{layout.volume}/home", HOME, True),
+        (f"{layout.volume}/work", inside_path(spec.workdir), True),
     ]
     for mount in spec.mounts:
         if not mount.source.exists():
             raise SandboxStartError(
                 f"Cannot mount {mount.source}: there is no such file or folder.", fix="Check the path."
             )
-        volumes.append((str(mount.source.resolve()), inside_path(mount.target), mount.writable))
+        source, target = mount.source.resolve(), inside_path(mount.target)
+        if mount.overlay:
+            if not source.is_dir():
+                raise SandboxStartError(
+                    f"Cannot mount {source} as an overlay: it is no folder.", fix="Mount its folder."
+                )
+            volumes.append((layout.overlay(source), target, True))
+        else:
+            volumes.append((layout.path(source), target, mount.writable))
     volumes.sort(key=lambda volume: len(PurePosixPath(volume[1]).parts))
     argv: list[str] = []
-    for source, target, writable in volumes:
-        argv += ["--bind" if writable else "--ro-bind", source, target]
+    for place, target, writable in volumes:
+        argv += ["--bind" if writable else "--ro-bind", place, target]
     return argv
 
 
-def _gateway(spec: SandboxSpec) -> list[str]:
+def _gateway(spec: SandboxSpec, layout: Layout) -> list[str]:
     """The folder of the gateway's socket, so that a restarted gateway (a new socket, the same path) is reached."""
     if spec.network != "gateway":
         return []
@@ -171,22 +176,40 @@ def _gateway(spec: SandboxSpec) -> list[str]:
             f"The folder of the gateway socket, {folder}, also holds {others[0]!r}, which the sandbox would see.",
             fix="Give the socket a folder of its own.",
         )
-    return ["--ro-bind", str(folder.resolve()), GATEWAY_FOLDER]
+    return ["--ro-bind", layout.path(folder.resolve()), GATEWAY_FOLDER]
 
 
-def build_argv(spec: SandboxSpec, *, bwrap: str, folder: Path, python: Interpreter, control_fd: int) -> list[str]:
+class Layout(Protocol):
+    """Where bubblewrap finds what the host has."""
+
+    @property
+    def volume(self) -> str:
+        """The sandbox's own folder, holding ``home``, ``work`` and ``etc``."""
+
+    def path(self, source: Path) -> str:
+        """Where a host file or folder is."""
+
+    def overlay(self, source: Path) -> str:
+        """Where a private, writable version of a host folder is."""
+
+
+def build_argv(
+    spec: SandboxSpec, *, bwrap: str, layout: Layout, python: Interpreter, control_fd: int, code_fd: int, filter_fd: int
+) -> list[str]:
     """The whole command line. It carries no secret: environment values travel over the control socket.
 
     Args:
-        folder: the sandbox's host folder, holding ``home``, ``work`` and ``etc``.
         control_fd: the inherited end of the control socket pair.
+        code_fd: inherited, with what :func:`.interpreter.inside_code` gives.
+        filter_fd: inherited, with what :func:`.seccomp.program` gives.
 
     Raises:
         SandboxStartError: the spec asks for a mount that cannot be.
     """
-    argv = [bwrap, "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--unshare-pid", "--as-pid-1"]
+    executable = bwrap if bwrap.startswith("/usr/") else layout.path(Path(bwrap).resolve())
+    argv = [executable, "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--unshare-pid", "--as-pid-1"]
     argv += ["--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try"]
-    argv += ["--die-with-parent", "--cap-drop", "ALL"]  # no --new-session: see launch()
+    argv += ["--die-with-parent", "--cap-drop", "ALL", "--seccomp", str(filter_fd)]  # no --new-session: see launcher.py
     version = _version(bwrap)
     if version >= (0, 8, 0):
         argv += ["--disable-userns"]  # with fresh user namespaces come fresh capabilities
@@ -197,44 +220,15 @@ def build_argv(spec: SandboxSpec, *, bwrap: str, folder: Path, python: Interpret
         limit = ["--size", str(size)] if version >= (0, 7, 0) else []
         return ["--perms", "1777", *limit, "--tmpfs", target]
 
-    argv += [*_root(), *_etc(folder / "etc", spec.network), *_proc(), "--dev", "/dev"]
+    argv += [*_root(), *_etc(f"{layout.volume}/etc", spec.network), *_proc(), "--dev", "/dev"]
     # Together less than the memory limit: a full /tmp is an error message, memory that no kill frees is the end.
     memory = spec.limits.memory_bytes
     argv += [*tmpfs("/dev/shm", memory // 4), "--remount-ro", "/dev"]
     argv += [*tmpfs("/tmp", memory // 2), *tmpfs("/run", min(RUN_BYTES, memory // 16))]
     argv += ["--symlink", "/run", "/var/run", "--symlink", "/tmp", "/var/tmp"]
     if python.mount is not None:
-        argv += ["--ro-bind", str(python.mount), str(python.mount)]
-    argv += _volumes(spec, folder)
-    for name in ("inside/init.py", "inside/files.py", "relay/relay.py"):
-        argv += ["--ro-bind", str(_HERE / name), f"{INSIDE}/{Path(name).name}"]
-    argv += _gateway(spec)
+        argv += ["--ro-bind", layout.path(python.mount), str(python.mount)]
+    argv += _volumes(spec, layout)
+    argv += _gateway(spec, layout)
     argv += ["--chdir", "/", "--remount-ro", "/"]
-    return [*argv, "--", python.executable, "-I", "-S", "-B", f"{INSIDE}/init.py", str(control_fd)]
-
-
-def launch(argv: list[str], *, control_fd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
-    """Start bubblewrap with nothing inherited but the control socket.
-
-    Call it from a thread that lives as long as the sandbox should: the kernel ties ``--die-with-parent`` to the thread.
-
-    It leads a session of its own, so a Ctrl-C at the terminal is for the owner, which then closes its sandboxes. Its
-    child stays in that session until ``init.py`` makes its own: before that, bubblewrap has not yet tied the child's
-    life to its own, and :func:`kill` has to reach both.
-    """
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr_fd,
-        pass_fds=(control_fd,),
-        env={"PATH": PATH, "LANG": "C.UTF-8"},
-        cwd=os.sep,
-        start_new_session=True,
-    )
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill bubblewrap and a child it has not yet tied to itself."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+    return [*argv, "--", *boot_argv(python.executable, code_fd=code_fd, control_fd=control_fd)]

@@ -49,8 +49,8 @@ def owner_is_gone(label: Label) -> bool:
 
 
 def _kill_starting(folder: Path) -> None:
-    """Kill bubblewrap processes of this folder: a child whose parent died while both started would wait for ever."""
-    needle = os.fsencode(folder / "work") + b"\0"
+    """Kill bubblewrap processes of this sandbox: a child whose parent died while both started would wait for ever."""
+    needle = os.fsencode(f"/{folder.name}/work") + b"\0"
     for _ in range(_EXEC_TRIES):
         if not _kill_with(needle):
             return

@@ -13,12 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from drivetrain.sandboxes.control.channel import Channel
+from drivetrain.sandboxes.control.files import memory_file
 from drivetrain.sandboxes.control.sandbox import ControlledSandbox
 from drivetrain.sandboxes.label import Label, started, write_label
 from drivetrain.sandboxes.local import bwrap
 from drivetrain.sandboxes.local.cgroups import Groups, make_groups, remove_cgroups
-from drivetrain.sandboxes.local.interpreter import find_interpreter
+from drivetrain.sandboxes.local.disk import can_bound, make_image
+from drivetrain.sandboxes.local.interpreter import Interpreter, find_interpreter, inside_code
+from drivetrain.sandboxes.local.launcher import Order, StageError, kill, launch, why_no_stage
+from drivetrain.sandboxes.local.layout import PlainLayout, furnish
+from drivetrain.sandboxes.local.owner import exchange
 from drivetrain.sandboxes.local.reaper import remove_tree
+from drivetrain.sandboxes.local.seccomp import program
+from drivetrain.sandboxes.local.stage import Stage
 from drivetrain.sandboxes.protocol import (
     Limits,
     Reach,
@@ -47,6 +54,15 @@ def _rlimits(limits: Limits, groups: Groups) -> list[tuple[int, int]]:
     return values
 
 
+async def _in_thread(function: Callable[..., None], *arguments: object) -> None:
+    """Run it in a thread; a cancelled caller waits too, so that nothing is written behind the clean-up's back."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        await asyncio.shield(running)
+    finally:
+        await asyncio.wait([running])
+
+
 class LocalSandbox(ControlledSandbox):
     """Implements ``SandboxHandle``. Made by :meth:`LocalBackend.create`; bound to the loop it was made in."""
 
@@ -57,7 +73,7 @@ class LocalSandbox(ControlledSandbox):
         folder: Path,
         label: Label,
         relay_port: int,
-        on_limits: Callable[[Groups], None],
+        note: Callable[[str], None],
         on_closed: Callable[[LocalSandbox], None],
     ) -> None:
         super().__init__(
@@ -75,54 +91,30 @@ class LocalSandbox(ControlledSandbox):
         )
         self._folder = folder
         self._label = label
-        self._on_limits = on_limits
+        self._note = note
         self._on_closed = on_closed
         self._groups = Groups()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._launch: asyncio.Future[subprocess.Popen[bytes]] | None = None
         self._init_pidfd: int | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Start everything; the caller cleans up on failure."""
         label, spec = self._label, self._spec
-        bwrap_path = bwrap.find_bwrap()
         python = await asyncio.to_thread(find_interpreter)
-        for name in ("home", "work"):
-            (self._folder / name).mkdir()
-        bwrap.make_etc(self._folder / "etc")
-        argv = bwrap.build_argv(
-            spec, bwrap=bwrap_path, folder=self._folder, python=python, control_fd=self._channel.remote.fileno()
-        )
         # Not in a thread (it takes half a millisecond): a start cancelled meanwhile would not know what to remove.
         self._groups = make_groups(self.id, spec.limits)
         label.cgroups = [str(folder) for folder in self._groups.folders]
         write_label(self._folder, label)
         stderr_fd = os.memfd_create("stderr", os.MFD_CLOEXEC)
         try:
-            self._process = bwrap.launch(argv, control_fd=self._channel.remote.fileno(), stderr_fd=stderr_fd)
-            self._channel.remote.close()
+            await self._start(python, stderr_fd)
             pid = await self._channel.expect("hello", START_TIMEOUT_S)
             self._init_pidfd = os.pidfd_open(pid)
             label.init_pid, label.init_started = pid, started(pid)
             write_label(self._folder, label)
-            await asyncio.to_thread(self._limit, pid)
-            relay = None
-            if spec.network == "gateway":
-                assert spec.gateway_socket is not None
-                relay = (self._relay_port, os.fsencode(f"{bwrap.GATEWAY_FOLDER}/{spec.gateway_socket.name}"))
-            # Where we may: never PID 1 for want of memory. Commands put themselves back in reach.
-            try:
-                Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
-                shielded = True
-            except OSError:
-                shielded = False
-            config = {
-                "ttl_s": spec.limits.ttl_s,
-                "rlimits": _rlimits(spec.limits, self._groups),
-                "relay": relay,
-                "shielded": shielded,
-            }
-            self._channel.send(("go", config))
+            self._limit(pid)
+            self._channel.send(("go", self._config(pid)))
             await self._channel.expect("ready", START_TIMEOUT_S)
         except (SandboxGone, TimeoutError, OSError) as error:
             said = os.pread(stderr_fd, 4096, 0).decode(errors="replace").strip()
@@ -135,6 +127,82 @@ class LocalSandbox(ControlledSandbox):
         finally:
             os.close(stderr_fd)
 
+    async def _start(self, python: Interpreter, stderr_fd: int) -> None:
+        """Start bubblewrap: from a stage where root can set one, else as the caller."""
+        limits = self._spec.limits
+        why = await asyncio.to_thread(why_no_stage, python.executable)
+        image = None
+        if limits.disk_bytes is not None:
+            if why is None and can_bound():
+                image = self._folder / "disk"
+                await _in_thread(make_image, image, limits.disk_bytes)
+            else:
+                self._note(
+                    f"the disk limit of sandboxes is not enforced: {why or 'there are no loop devices or no mkfs.ext4'}"
+                )
+        if image is None:
+            furnish(self._folder)
+        if why is None:
+            stage = Stage(self._folder, image)
+            try:
+                await self._run_bwrap(python, stage, stderr_fd, exchange(python.executable))
+                return
+            except StageError as error:
+                if image is not None:
+                    raise
+                self._note(f"sandboxes with some mounts run as root outside of their namespace: {error}")
+        plain = PlainLayout(self._folder)
+        await self._run_bwrap(python, plain, stderr_fd)
+
+    async def _run_bwrap(
+        self, python: Interpreter, layout: Stage | PlainLayout, stderr_fd: int, exchange_fd: int = -1
+    ) -> None:
+        control_fd = self._channel.remote.fileno()
+        code_fd, filter_fd = memory_file(inside_code(python.executable)), memory_file(program())
+        try:
+            argv = bwrap.build_argv(
+                self._spec,
+                bwrap=bwrap.find_bwrap(),
+                layout=layout,
+                python=python,
+                control_fd=control_fd,
+                code_fd=code_fd,
+                filter_fd=filter_fd,
+            )
+            stage = layout if isinstance(layout, Stage) else None
+            if isinstance(layout, PlainLayout) and layout.copies:
+                self._note("overlay mounts are copies here: there is no stage to mount an overlay on")
+                await _in_thread(layout.copy)
+            order = Order(argv, (control_fd, code_fd, filter_fd), stderr_fd, stage, exchange_fd, furnish)
+            self._launch = asyncio.wrap_future(launch(order))
+            # Cancelled, it still has to be known what there is to remove: see _close.
+            await asyncio.shield(self._launch)
+        finally:
+            if self._launch is not None:
+                await asyncio.wait([self._launch])
+            os.close(code_fd)
+            os.close(filter_fd)
+        self._channel.remote.close()
+
+    def _config(self, pid: int) -> dict[str, object]:
+        spec = self._spec
+        relay = None
+        if spec.network == "gateway":
+            assert spec.gateway_socket is not None
+            relay = (self._relay_port, os.fsencode(f"{bwrap.GATEWAY_FOLDER}/{spec.gateway_socket.name}"))
+        # Where we may: never PID 1 for want of memory. Commands put themselves back in reach.
+        try:
+            Path(f"/proc/{pid}/oom_score_adj").write_text("-1000")
+            shielded = True
+        except OSError:
+            shielded = False
+        return {
+            "ttl_s": spec.limits.ttl_s,
+            "rlimits": _rlimits(spec.limits, self._groups),
+            "relay": relay,
+            "shielded": shielded,
+        }
+
     async def reach(self, port: int) -> Reach:
         """A local sandbox is reached through its gateway relay only, never dialled into."""
         raise SandboxUnsupported(f"Sandbox {self.id} cannot be dialled into (port {port}).")
@@ -143,7 +211,7 @@ class LocalSandbox(ControlledSandbox):
         """Use of resources so far, from its control groups where there are any."""
         if self._channel.gone is not None:
             raise SandboxGone(f"The sandbox is gone: {self._channel.gone}.")
-        return SandboxStats()
+        return self._groups.stats()
 
     async def snapshot(self) -> Snapshot:
         """The local backend has no snapshots."""
@@ -155,7 +223,12 @@ class LocalSandbox(ControlledSandbox):
         except OSError:
             remove_cgroups(self._groups.folders)
             self._groups = Groups()
-        self._on_limits(self._groups)
+        missing = self._groups.missing(self._spec.limits)
+        if missing:
+            self._note(
+                f"no permission to make control groups here: the {' and '.join(missing)} limit of sandboxes is not "
+                "enforced by them (processes fall back to RLIMIT_NPROC on Linux 5.14+, the others have no limit)"
+            )
 
     async def close(self) -> None:
         """Kill everything inside and remove every trace on the host; idempotent, also while commands run."""
@@ -166,7 +239,10 @@ class LocalSandbox(ControlledSandbox):
 
     async def _close(self) -> None:
         self._channel.fail("it was closed")
-        process = self._process
+        process = None
+        if self._launch is not None:
+            await asyncio.wait([self._launch])
+            process = self._launch.result() if self._launch.exception() is None else None
         if process is not None:
             if self._init_pidfd is not None:
                 # PID 1 first: the kernel ends the namespace with it, and bwrap exits only after that.
@@ -175,7 +251,7 @@ class LocalSandbox(ControlledSandbox):
                 os.close(self._init_pidfd)
                 self._init_pidfd = None
             else:
-                bwrap.kill(process)
+                kill(process)
             await asyncio.to_thread(process.wait)
         await asyncio.to_thread(self._remove)
         self._on_closed(self)
