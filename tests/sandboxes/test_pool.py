@@ -497,6 +497,38 @@ def test_a_cancelled_request_loses_nothing(moment: float, warm: bool) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_is_granted_to_a_request_that_is_just_cancelled_goes_to_the_next(warm: bool) -> None:
+    async def test() -> None:
+        backend = FakeBackend()
+        async with SandboxPool(backend, max_total=1, max_warm=1) as pool:
+            if warm:
+                ahead = asyncio.create_task(pool.warm(SPEC))  # becomes ready while the others wait
+                await asyncio.sleep(0.1)
+                (grants,) = pool._stock._tasks
+            else:
+                box = await pool.create(SPEC)
+                await asyncio.sleep(0)
+                grants = box.begin_close("it was closed")
+            first, second = (asyncio.create_task(pool.create(SPEC)) for _ in range(2))
+            seen: list[tuple[int, bool]] = []
+
+            def cancel(_: asyncio.Task[None]) -> None:
+                seen.append((pool.statistics().waiting, first.done()))
+                first.cancel()
+
+            grants.add_done_callback(cancel)
+            box = await second
+            assert seen == [(1, False)]  # granted, and not awake yet
+            assert first.cancelled()
+            await box.close()
+            if warm:
+                ahead.cancel()
+        assert backend.present == set()
+
+    run(test)
+
+
 @pytest.mark.parametrize("moment", [0.0, 0.5, 1.0, 1.2, 1.7, 2.5])
 def test_closing_takes_everything_with_it(moment: float) -> None:
     async def test() -> None:
