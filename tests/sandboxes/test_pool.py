@@ -497,6 +497,20 @@ def test_a_cancelled_request_loses_nothing(moment: float, warm: bool) -> None:
     run(test)
 
 
+def test_a_cancelled_start_is_cleaned_up_before_the_request_ends() -> None:
+    async def test() -> None:
+        backend = FakeBackend()
+        async with SandboxPool(backend) as pool:
+            request = asyncio.create_task(pool.create(SPEC))
+            await asyncio.sleep(0.5)
+            request.cancel()
+            await asyncio.wait([request])
+            assert request.cancelled()
+            assert backend.present == set()
+
+    run(test)
+
+
 @pytest.mark.parametrize("warm", [False, True])
 def test_what_is_granted_to_a_request_that_is_just_cancelled_goes_to_the_next(warm: bool) -> None:
     async def test() -> None:
