@@ -12,13 +12,22 @@ from importlib import import_module
 from tests.conformance.sandbox.kits.base import Kit
 
 # name -> module:class
-_KITS = {"local": "tests.conformance.sandbox.kits.local:LocalKit"}
+_KITS = {
+    "local": "tests.conformance.sandbox.kits.local:LocalKit",
+    "docker": "tests.conformance.sandbox.kits.docker:DockerKit",
+    "e2b": "tests.conformance.sandbox.kits.e2b:E2BKit",
+}
 
 
 def wanted() -> list[str] | None:
     """The backends that the caller names; None when all run that can."""
     named = os.environ.get("DRIVETRAIN_SANDBOXES")
     return named.split(",") if named else None
+
+
+def known_kits() -> list[str]:
+    """Names of all backends with a kit."""
+    return list(_KITS)
 
 
 def kit_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -26,6 +27,15 @@ class _Recording(LocalBackend):
         return handle
 
 
+@functools.cache
+def may_group(controller: str) -> bool:
+    """Whether this process may limit what ``controller`` counts (version 1: a folder of it; version 2: enabled)."""
+    enabled = Path("/sys/fs/cgroup/cgroup.controllers")
+    if enabled.exists():
+        return controller in enabled.read_text().split() and os.access(enabled.parent, os.W_OK)
+    return os.access(f"/sys/fs/cgroup/{controller}", os.W_OK)
+
+
 class LocalKit(BaseKit):
     name = "local"
 
@@ -36,7 +46,14 @@ class LocalKit(BaseKit):
         return None if shutil.which("bwrap") else "bubblewrap is not installed"
 
     def promised(self) -> frozenset[Feature]:
-        return frozenset({"mount", "writable_mount", "network_policy", "pids_limit", "host_pids"})
+        found: set[Feature] = {"mount", "writable_mount", "overlay", "network_policy", "pids_limit", "host_pids"}
+        if may_group("memory"):
+            found.add("memory_limit")
+        if may_group("cpu"):
+            found.add("cpu_limit")
+        if os.getuid() == 0 and Path("/dev/loop-control").exists() and shutil.which("mkfs.ext4"):
+            found.add("disk_limit")
+        return frozenset(found)
 
     def make(self, root: Path) -> SandboxBackend:
         return _Recording(root, self._ids.setdefault(root, set()))
@@ -53,6 +70,8 @@ class LocalKit(BaseKit):
         found += [f"process {pid}" for pid in command_lines(bytes(root))]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         found += [f"mount {line}" for line in mounts if str(root) in line]
+        files = [path for path in Path("/sys/block").glob("loop*/loop/backing_file") if str(root) in path.read_text()]
+        found += [f"loop device {path.parts[3]}" for path in files]
         groups = {f"drivetrain-{name}" for name in self._ids.get(root, ())}
         for folder, names, _ in os.walk("/sys/fs/cgroup"):  # unlike glob it takes groups that vanish meanwhile
             found += [f"group {folder}/{name}" for name in names if name in groups]
