@@ -51,8 +51,11 @@ class ControlledJob:
         stdin_fd: int | None,
         max_output_bytes: int,
         spill: Path | None = None,
+        stdout_fd: int | None = None,
     ) -> ControlledJob:
         """Start a command and wait until its process exists.
+
+        With ``stdout_fd`` its output goes there and is not kept.
 
         Raises:
             SandboxGone: the sandbox is closed or died.
@@ -61,7 +64,8 @@ class ControlledJob:
         job = cls(channel, max_output_bytes, spill)
         try:
             stdio = [] if stdin_fd is None else [stdin_fd]
-            job._number = channel.run(job, request, [*stdio, *job._writers])
+            out, err = job._writers
+            job._number = channel.run(job, request, [*stdio, out if stdout_fd is None else stdout_fd, err])
         except BaseException:
             job._close_readers()
             raise

@@ -304,7 +304,7 @@ class Init:
         # Python ignores these two, and ignored signals survive exec.
         _signal.signal(SIGPIPE, _signal.SIG_DFL)
         _signal.signal(SIGXFSZ, _signal.SIG_DFL)
-        for kind, value in self.rlimits:
+        for kind, value in request.get("rlimits", self.rlimits):
             hard = resource.getrlimit(kind)[1]
             limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (limit, limit))
@@ -316,7 +316,7 @@ class Init:
         try:
             os.chdir(what)
             if "file" in request:
-                os._exit(load("files").run(*request["file"]))
+                os._exit(load(request.get("module", "files")).run(*request["file"]))
             what = request["argv"][0]
             os.execvpe(what, request["argv"], request["env"])
         except OSError as error:

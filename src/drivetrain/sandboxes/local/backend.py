@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.label import new_id, new_label, write_label
-from drivetrain.sandboxes.local import bwrap
+from drivetrain.sandboxes.local import bwrap, snapshots
 from drivetrain.sandboxes.local.cgroups import make_groups, remove_cgroups
 from drivetrain.sandboxes.local.disk import can_bound
 from drivetrain.sandboxes.local.interpreter import find_interpreter
@@ -43,7 +43,15 @@ def default_root() -> Path:
 
 @functools.cache
 def _features() -> frozenset[Feature]:
-    found: set[Feature] = {"mount", "writable_mount", "overlay", "network_policy", "pids_limit", "host_pids"}
+    found: set[Feature] = {
+        "mount",
+        "writable_mount",
+        "overlay",
+        "snapshot",
+        "network_policy",
+        "pids_limit",
+        "host_pids",
+    }
     groups = make_groups(f"probe-{secrets.token_hex(6)}", Limits(cpus=1))
     remove_cgroups(groups.folders)
     if groups.memory:
@@ -92,14 +100,27 @@ class LocalBackend:
         Raises:
             MissingDependency: bubblewrap is not installed.
             ConfigError: the root folder is not ours.
+            SandboxUnsupported: an image, or a snapshot of another backend.
             SandboxStartError: it did not come up; nothing is left behind.
         """
         if spec.limits.ttl_s <= 0:
             raise SandboxStartError("A sandbox needs a time to live above 0 s.", fix="Set limits.ttl_s.")
+        if spec.image is not None:
+            raise SandboxUnsupported(
+                f"The local backend has no images, and {spec.image!r} is asked for.", fix="Use another backend."
+            )
         bwrap.find_bwrap()
         if self._prepared is None:
             self._prepared = asyncio.create_task(asyncio.to_thread(self._prepare))
         await asyncio.shield(self._prepared)
+        snapshot_fd = None if spec.snapshot is None else snapshots.open_snapshot(self.root, spec.snapshot)
+        try:
+            return await self._create(spec, snapshot_fd)
+        finally:
+            if snapshot_fd is not None:
+                os.close(snapshot_fd)
+
+    async def _create(self, spec: SandboxSpec, snapshot_fd: int | None) -> LocalSandbox:
         label = new_label(new_id(), time.time() + spec.limits.ttl_s, dict(spec.labels))
         folder = self.root / label.id
         try:
@@ -118,15 +139,19 @@ class LocalBackend:
         )
         self._open.add(sandbox)
         try:
-            await sandbox.open()
+            await sandbox.open(snapshot_fd)
         except BaseException:
             await sandbox.close()
             raise
         return sandbox
 
     async def drop(self, snapshot: Snapshot) -> None:
-        """Remove a snapshot."""
-        raise SandboxUnsupported(f"The local backend has no snapshots, and {snapshot.ref!r} is none of its.")
+        """Remove a snapshot; one that is gone already is fine.
+
+        Raises:
+            SandboxUnsupported: it belongs to another backend.
+        """
+        await asyncio.to_thread(snapshots.drop, self.root, snapshot)
 
     async def reap(self) -> list[str]:
         """Remove the sandboxes below ``root`` whose owner is dead or whose deadline has passed; their ids."""

@@ -20,6 +20,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # On the read-only root: nothing inside can rename or cover it.
 INSIDE = "/.drivetrain"
 GATEWAY_FOLDER = f"{INSIDE}/gateway"
+LOWER_FOLDER = f"{INSIDE}/lower"  # what the overlays lie over, for snapshots to compare with
 RUN_BYTES = 64 << 20  # at most
 
 # Read-only host files that programs need and that hold no secret (not /etc/ssl itself: it has private keys).
@@ -155,6 +156,9 @@ def _volumes(spec: SandboxSpec, layout: Layout) -> list[str]:
     argv: list[str] = []
     for place, target, writable in volumes:
         argv += ["--bind" if writable else "--ro-bind", place, target]
+    overlays = [mount for mount in spec.mounts if mount.overlay]
+    for number, mount in enumerate(overlays):
+        argv += ["--ro-bind", layout.path(mount.source.resolve()), f"{LOWER_FOLDER}/{number}"]
     return argv
 
 

@@ -23,6 +23,7 @@ _HERE = Path(__file__).parent.parent
 _MODULES = {
     "init": _HERE / "inside/init.py",
     "files": _HERE / "inside/files.py",
+    "pack": _HERE / "inside/pack.py",
     "relay": _HERE / "relay/relay.py",
 }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from drivetrain.sandboxes.control.channel import Channel
 from drivetrain.sandboxes.control.files import memory_file
+from drivetrain.sandboxes.control.job import ControlledJob
 from drivetrain.sandboxes.control.sandbox import ControlledSandbox
 from drivetrain.sandboxes.label import Label, started, write_label
 from drivetrain.sandboxes.local import bwrap
@@ -25,19 +26,23 @@ from drivetrain.sandboxes.local.layout import PlainLayout, furnish
 from drivetrain.sandboxes.local.owner import exchange
 from drivetrain.sandboxes.local.reaper import remove_tree
 from drivetrain.sandboxes.local.seccomp import program
+from drivetrain.sandboxes.local.snapshots import ARCHIVE, new_snapshot, pack_request, unpack_request
 from drivetrain.sandboxes.local.stage import Stage
 from drivetrain.sandboxes.protocol import (
     Limits,
     Reach,
+    SandboxError,
     SandboxGone,
     SandboxSpec,
     SandboxStartError,
     SandboxStats,
+    SandboxTimeout,
     SandboxUnsupported,
     Snapshot,
 )
 
 START_TIMEOUT_S = 20.0
+SNAPSHOT_TIMEOUT_S = 600.0
 
 
 def _rlimits(limits: Limits, groups: Groups) -> list[tuple[int, int]]:
@@ -98,8 +103,8 @@ class LocalSandbox(ControlledSandbox):
         self._init_pidfd: int | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        """Start everything; the caller cleans up on failure."""
+    async def open(self, snapshot_fd: int | None = None) -> None:
+        """Start everything, with the files of an archive if there is one; the caller cleans up on failure."""
         label, spec = self._label, self._spec
         python = await asyncio.to_thread(find_interpreter)
         # Not in a thread (it takes half a millisecond): a start cancelled meanwhile would not know what to remove.
@@ -116,7 +121,11 @@ class LocalSandbox(ControlledSandbox):
             self._limit(pid)
             self._channel.send(("go", self._config(pid)))
             await self._channel.expect("ready", START_TIMEOUT_S)
-        except (SandboxGone, TimeoutError, OSError) as error:
+            if snapshot_fd is not None:
+                await self._transfer(unpack_request(spec), "start from a snapshot", stdin_fd=snapshot_fd)
+        except SandboxStartError:
+            raise
+        except (SandboxError, TimeoutError, OSError) as error:
             said = os.pread(stderr_fd, 4096, 0).decode(errors="replace").strip()
             raise SandboxStartError(
                 f"A local sandbox did not start: {said or error}.",
@@ -214,8 +223,45 @@ class LocalSandbox(ControlledSandbox):
         return self._groups.stats()
 
     async def snapshot(self) -> Snapshot:
-        """The local backend has no snapshots."""
-        raise SandboxUnsupported("The local backend has no snapshots.")
+        """Keep the files of HOME and the workdir, and what was written over overlay mounts, until they are dropped.
+
+        Commands go on meanwhile: a file that is written to is kept as it was found.
+
+        Raises:
+            SandboxGone: the sandbox is closed or died.
+            SandboxError: something could not be read, or the host's disk is full.
+        """
+        if self._channel.gone is not None:
+            raise SandboxGone(f"The sandbox is gone: {self._channel.gone}.")
+        made, folder = new_snapshot(self._folder.parent, self._label.labels)
+        try:
+            fd = os.open(folder / ARCHIVE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                await self._transfer(pack_request(self._spec), "take a snapshot", stdout_fd=fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            await asyncio.to_thread(remove_tree, folder)
+            raise
+        return made
+
+    async def _transfer(
+        self, request: dict[str, object], what: str, *, stdin_fd: int | None = None, stdout_fd: int | None = None
+    ) -> None:
+        job = await ControlledJob.launch(
+            self._channel, request, stdin_fd=stdin_fd, stdout_fd=stdout_fd, max_output_bytes=4096
+        )
+        try:
+            done = await job.wait(SNAPSHOT_TIMEOUT_S)
+        except TimeoutError:
+            job.abandon()
+            raise SandboxTimeout(f"Sandbox {self.id} could not {what} within {SNAPSHOT_TIMEOUT_S:g} s.") from None
+        except asyncio.CancelledError:
+            job.abandon()
+            raise
+        if done.exit_code != 0:
+            said = done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
+            raise SandboxError(f"Sandbox {self.id} could not {what}: {said}.")
 
     def _limit(self, pid: int) -> None:
         try:

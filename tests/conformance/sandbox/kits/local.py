@@ -46,7 +46,8 @@ class LocalKit(BaseKit):
         return None if shutil.which("bwrap") else "bubblewrap is not installed"
 
     def promised(self) -> frozenset[Feature]:
-        found: set[Feature] = {"mount", "writable_mount", "overlay", "network_policy", "pids_limit", "host_pids"}
+        found: set[Feature] = {"mount", "writable_mount", "overlay", "snapshot", "network_policy", "pids_limit"}
+        found.add("host_pids")
         if may_group("memory"):
             found.add("memory_limit")
         if may_group("cpu"):
@@ -67,7 +68,8 @@ class LocalKit(BaseKit):
 
     def left(self, root: Path) -> list[str]:
         found = [f"folder {entry}" for entry in root.iterdir()] if root.exists() else []
-        found += [f"process {pid}" for pid in command_lines(bytes(root))]
+        for mentioned in (str(root), *self._ids.get(root, ())):  # bubblewrap's arguments name the folder or the sandbox
+            found += [f"process {pid}" for pid in command_lines(mentioned.encode())]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         found += [f"mount {line}" for line in mounts if str(root) in line]
         files = [path for path in Path("/sys/block").glob("loop*/loop/backing_file") if str(root) in path.read_text()]
