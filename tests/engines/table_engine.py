@@ -63,6 +63,7 @@ class TableEngine:
         self.faults = faults or Faults()
         self.table = np.random.default_rng(0).normal(0, 2.5, (64, VOCAB))
         self.context_length = self.faults.context
+        self.bias: dict[int, float] = {}
         self.calls = 0
         self._fresh = np.random.default_rng()
 
@@ -125,6 +126,8 @@ class TableEngine:
 
     def _draw(self, last: int, temperature: float, random: np.random.Generator) -> tuple[int, float]:
         logits = self.table[last % 64] * self.faults.greedy_scale
+        if self.bias:
+            logits[list(self.bias)] += list(self.bias.values())
         probs = _softmax(logits / temperature)
         order = np.argsort(-probs)
         kept = np.ones(VOCAB, dtype=bool)

@@ -90,6 +90,10 @@ async def test_errors_are_typed(rig: Rig, admin: Admin) -> None:
     assert (await refused("pause", {"owner": "you"})) == (409, "fence_busy")
     assert (await refused("resume", {"policy_version": 1, "owner": "you"})) == (409, "fence_busy")
     assert (await refused("resume", {"policy_version": -1, "owner": "me"})) == (400, "config_error")
+    for logprobs in ([], [-1.0]):  # no fingerprint; one, for an engine without a server
+        odd = {"token_ids": [1, 2], "logprobs": logprobs, "tolerance": 0.1}
+        body = {"policy_version": 0, "owner": "me", "fingerprint": odd}
+        assert (await refused("resume", body)) == (400, "config_error")
     assert (await admin.ask("POST", "resume", {"policy_version": 0, "owner": "me"}))[0] == 200
 
 

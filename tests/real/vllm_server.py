@@ -67,7 +67,9 @@ def live_server(
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.path)),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "policy"),
-        *("--max-model-len", str(CONTEXT), "--dtype", dtype, "--logprobs-mode", mode, *flags),
+        *("--max-model-len", str(CONTEXT), "--dtype", dtype, "--logprobs-mode", mode),
+        # Of the CPU build's own 128 tokens per block no short prompt fills one, and nothing is ever found in the cache.
+        *("--block-size", "32", *flags),
         *(["--enforce-eager"] if eager else []),
     ]
     switches = {
@@ -75,6 +77,7 @@ def live_server(
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(EXTENSION),

@@ -91,7 +91,12 @@ class ProbeReport(msgspec.Struct, frozen=True):
 
 
 async def probe_engine(
-    engine: Engine, codec: PromptSource, *, call_timeout_s: float = 120.0, boot_timeout_s: float = 0.0
+    engine: Engine,
+    codec: PromptSource,
+    *,
+    call_timeout_s: float = 120.0,
+    boot_timeout_s: float = 0.0,
+    checks: Sequence[Check] = CHECKS,
 ) -> ProbeReport:
     """Sample from ``engine`` (started) and judge what comes back; 300 to 500 calls of one to eight tokens each.
 
@@ -99,6 +104,7 @@ async def probe_engine(
         codec: prompts, stop ids and vocabulary of the model that the engine is supposed to serve.
         call_timeout_s: an engine that takes longer for one call fails the check that asked.
         boot_timeout_s: how long to try again while the engine answers with a retryable error.
+        checks: which to make, in this order; a report of some of them says nothing of the others.
 
     Raises:
         EngineError: the engine is still not reachable after ``boot_timeout_s``; nothing is known about it then.
@@ -108,7 +114,7 @@ async def probe_engine(
     await _reached(sampler, boot_timeout_s)
     evidence = Evidence(sampler, tuple(codec.stop_ids), codec.tokenizer.vocab_size)
     findings: list[Finding] = []
-    for check in CHECKS:
+    for check in checks:
         missing = [f.check for f in findings if f.check in check.after and f.status == "failed"]
         findings.append(await _run(check, evidence, missing))
     return ProbeReport(engine.name, tuple(findings))

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from drivetrain.engines.probe_sampler import DRAWS, Evidence, NoEvidence, Pool
+from drivetrain.engines.probe_shares import equal_shares
 from drivetrain.engines.protocol import (
     Completion,
     ContextOverflow,
@@ -185,12 +186,15 @@ async def unfiltered(evidence: Evidence) -> Verdict:
     """No top-p, top-k or min-p is active.
 
     A flat distribution covers the vocabulary; where an engine refuses such temperatures, the filters must obey what a
-    request says of them. A hot distribution is never seen whole.
+    request says of them, and tokens that a bias makes equally likely must all have their share. A hot distribution is
+    never seen whole.
     """
     if evidence.sampler.max_temperature >= _FLAT:
         status, what = await _flat_covers(evidence)
     else:
         status, what = await _filters_obey(evidence)
+        if status == "passed" and "logit_bias" in honoured_knobs(evidence.sampler.engine):
+            status, what = await equal_shares(evidence.sampler, _HOT)
     if status == "failed":
         return status, what
     hot = await evidence.sampler.pool(_HOT)

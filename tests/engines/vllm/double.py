@@ -24,6 +24,7 @@ NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
+    "logit_bias": {},
 }
 OFF: dict[str, tuple[Any, ...]] = {"top_k": (0, -1)}
 
@@ -35,6 +36,8 @@ class WireFaults(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a choice that a router does not know (case row B6)."""
     ignores: tuple[str, ...] = ()
     """Fields of a request that are not passed on."""
+    most: dict[str, float] = {}
+    """Knobs that are obeyed up to a value, and cut to it in silence."""
     refuses_ids: bool = False
     misnames: bool = False
     """Log-probs are of the next token, and say so."""
@@ -58,6 +61,7 @@ class KnobTable(TableEngine):
         call = copy.copy(self)
         own = {knob: sampling.extra[knob] for knob in ("top_p", "top_k", "min_p") if knob in sampling.extra}
         call.faults = msgspec.structs.replace(self.faults, **own)
+        call.bias = {int(token): value for token, value in sampling.extra.get("logit_bias", {}).items()}
         return await TableEngine.generate(call, prompt_ids, sampling, request_id=request_id, session_id=session_id)
 
 
@@ -269,6 +273,8 @@ class VLLMDouble:
     def _sampling(self, knobs: dict[str, Any]) -> Sampling:
         sent = {name: value for name, value in knobs.items() if name not in self.faults.ignores and value is not None}
         used = {name: sent.get(name, self.generation_config.get(name, neutral)) for name, neutral in NEUTRAL.items()}
+        for name, most in self.faults.most.items():
+            used[name] = most if used[name] in OFF.get(name, ()) else min(used[name], most)
         return Sampling(
             max_tokens=sent.get("max_tokens", 16),
             temperature=sent.get("temperature", self.generation_config.get("temperature", 1.0)),

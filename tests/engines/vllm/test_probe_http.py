@@ -72,6 +72,11 @@ FAULTS: list[tuple[dict[str, Any], CheckName, str]] = [
         "top_p=1e-06 was asked for and did not act",
     ),
     ({"faults": W(ignores=("min_p",))}, "unfiltered", "min_p=1 was asked for and did not act"),
+    (
+        {"faults": W(most={"top_p": 0.9})},
+        "unfiltered",
+        r"of \d\d tokens made equally likely about \d\d can be sampled: a top-p is active, whatever",
+    ),
     ({"faults": W(drops_stop=True)}, "stop_token", "a stop token that is not among the ids"),
     ({"faults": W(ignores=("seed",))}, "seeds_differ", "24 seeds gave the same token at T=2"),
     ({"table": Faults(no_seed=True)}, "seed_repeats", "the same seed gave different tokens"),
@@ -118,5 +123,17 @@ async def test_a_server_with_the_weights_of_another_version_fails(api: str = "ge
     )
 
 
+OWN_TESTS = {"policy_version": test_a_server_with_the_weights_of_another_version_fails}
+
+
 def test_every_check_has_a_fault() -> None:
-    assert {check for _, check, _ in FAULTS} | {"policy_version"} == {check.name for check in CHECKS}
+    assert {check for _, check, _ in FAULTS} | OWN_TESTS.keys() == {check.name for check in CHECKS}
+
+
+@pytest.mark.case("B4")
+async def test_a_bias_that_does_not_act_is_no_evidence() -> None:
+    report = await probed(faults=W(ignores=("logit_bias",)))
+    assert report.finding("unfiltered").status == "unknown", report
+    assert report.finding("unfiltered").what == "a bias on tokens does not act."
+    with pytest.raises(ConfigError, match=r"unfiltered \(unknown\)"):
+        report.require_trainable()
