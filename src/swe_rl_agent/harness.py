@@ -19,12 +19,15 @@ from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.protocol import BgJob, Mount, SandboxError, SandboxHandle
 from swe_rl_agent.bundle import Bundle, build_bundle
 from swe_rl_agent.log_readers import READERS
+from swe_rl_agent.log_work import WORK_READERS, LoggedWork
 from swe_rl_agent.names import lookup
 from swe_rl_agent.plan import LaunchPlan, ToolsEndpoint, make_plan
 from swe_rl_agent.preset import INFRASTRUCTURE, Preset, StopReason
 
 STDOUT, STDERR = ".drivetrain/stdout.log", ".drivetrain/stderr.log"
 MAX_LOG_BYTES = 64 << 20
+CUT_LOG_BYTES = 16 << 20
+"""What is kept of a longer log, its end: Pi's last event repeats the whole conversation."""
 TAIL_BYTES = 16384
 
 _CAPTURE = 'umask 077; mkdir -p "${1%/*}" && out=$1 err=$2 in=$3 && shift 3 && exec "$@" >"$out" 2>"$err" <"$in"'
@@ -37,7 +40,8 @@ class HarnessOutcome(msgspec.Struct, frozen=True, kw_only=True):
     ``stop`` is decided by the harness's own last word, which is in ``word`` and ``detail``; ``exit_code`` is for the
     record (128 + signal when killed, None when unknown). ``duration_s`` is wall time of the process. The tails hold at
     most 16 KiB each, ``files`` the native logs by name; the key is replaced in all of them. ``versions`` names the
-    exact harness, runtime, bundle hash and preset hash; ``config_sha256`` the filled-in configuration.
+    exact harness, runtime, bundle hash and preset hash; ``config_sha256`` the filled-in configuration. ``work`` is what
+    the harness's own log says it did.
     """
 
     stop: StopReason
@@ -50,6 +54,7 @@ class HarnessOutcome(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, bytes]
     config_sha256: str
     versions: Mapping[str, str]
+    work: LoggedWork = LoggedWork(complete=False)
 
     @property
     def infrastructure(self) -> bool:
@@ -155,20 +160,38 @@ class CLIHarness:
         argv = ["/bin/sh", "-c", _CAPTURE, "sh", stdout, stderr, plan.stdin, *plan.argv]
         started = time.monotonic()
         job = await sandbox.start(argv, cwd=cwd, env=plan.env)
-        exit_code, expired = await self._until_end(job, deadline_s)
+        exit_code, expired = await self._until_end(job, deadline_s, sandbox, stdout)
         duration = time.monotonic() - started
         return await self._outcome(sandbox, plan, job, (stdout, stderr), api_key, exit_code, expired, duration)
 
-    async def _until_end(self, job: BgJob, deadline_s: float) -> tuple[int | None, bool]:
+    async def _until_end(
+        self, job: BgJob, deadline_s: float, sandbox: SandboxHandle, stdout: str
+    ) -> tuple[int | None, bool]:
         """Wait; whatever way this is left, the harness no longer runs. Returns exit code and "deadline passed"."""
         try:
-            return (await job.wait(timeout_s=deadline_s)).exit_code, False
+            if not self.preset.linger_s:
+                return (await job.wait(timeout_s=deadline_s)).exit_code, False
+            async with asyncio.timeout(deadline_s):
+                return await self._until_last_word(job, sandbox, stdout), False
         except TimeoutError:
             await job.kill(self.preset.timeouts.kill_grace_s)
             return job.poll(), True
         finally:
             if job.poll() is None:  # cancelled, or the sandbox failed: do not leave it running
                 await asyncio.shield(job.kill(0.0))
+
+    async def _until_last_word(self, job: BgJob, sandbox: SandboxHandle, stdout: str) -> int | None:
+        """Wait for the end of a harness that may not end: once it has said its last word it gets ``linger_s`` more."""
+        spoken = False
+        while True:
+            try:
+                return (await job.wait(timeout_s=self.preset.linger_s)).exit_code
+            except TimeoutError:
+                if spoken:
+                    await job.kill(self.preset.timeouts.kill_grace_s)
+                    return job.poll()
+            end = await sandbox.exec(["tail", "-c", str(TAIL_BYTES), stdout])
+            spoken = self._read(end.stdout, b"").word in self.preset.stops
 
     async def _outcome(
         self,
@@ -181,8 +204,9 @@ class CLIHarness:
         expired: bool,
         duration_s: float,
     ) -> HarnessOutcome:
-        stdout, stderr = [scrub(await _read_end(sandbox, path), api_key) for path in logs]
-        native = scrub(await _read_end(sandbox, plan.native_log), api_key) if plan.native_log else b""
+        (stdout, whole), (stderr, _) = [await self._log(sandbox, path, api_key) for path in logs]
+        native, native_whole = await self._log(sandbox, plan.native_log, api_key) if plan.native_log else (b"", True)
+        work = WORK_READERS[self.preset.log_reader](stdout, native)
         stderr = stderr or scrub(job.tail(TAIL_BYTES), api_key)  # /bin/sh itself failed
         stdout = _without(stdout, self.preset.log_noise)
         last = self._read(stdout, native)
@@ -212,7 +236,13 @@ class CLIHarness:
                 "preset_sha256": self.preset.sha256,
                 "variant": self.preset.variant,
             },
+            work=msgspec.structs.replace(work, complete=stop == "completed" and whole and native_whole),
         )
+
+    async def _log(self, sandbox: SandboxHandle, path: str, api_key: str) -> tuple[bytes, bool]:
+        """A log of the run without the key, and whether that is all of it."""
+        data = await _read_end(sandbox, path)
+        return scrub(data, api_key), len(data) != CUT_LOG_BYTES
 
 
 def scrub(data: bytes, api_key: str) -> bytes:
@@ -235,6 +265,5 @@ async def _read_end(sandbox: SandboxHandle, path: str) -> bytes:
     except FileNotFoundError:
         return b""
     except SandboxError:
-        size = 16 << 20  # Pi's last event repeats the whole conversation
-        result = await sandbox.exec(["tail", "-c", str(size), path], max_output_bytes=size)
+        result = await sandbox.exec(["tail", "-c", str(CUT_LOG_BYTES), path], max_output_bytes=CUT_LOG_BYTES)
         return result.stdout

@@ -104,7 +104,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     would alter as an argument. ``task_guard`` lists
     first characters the harness would not take as text. ``log_noise`` lists the beginnings of log
     lines that are not returned (partial answers, repeated per token). Without ``patience`` the gateway's own is used;
-    a harness that does not stream can be sent nothing before its reply. A harness without ``tools`` speaks no MCP."""
+    a harness that does not stream can be sent nothing before its reply. ``linger_s`` is how long (seconds) a harness
+    may take to end after its last word, for those that sometimes do not end by themselves; 0 = until the deadline. A
+    harness without ``tools`` speaks no MCP."""
 
     name: str
     bundle: str
@@ -122,6 +124,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeouts: Timeouts = Timeouts()
     patience: Patience | None = None
     max_retries: int = 2
+    linger_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     overflow_marks: tuple[str, ...] = ()
     switched_off: tuple[str, ...] = ()
     labels: tuple[LabelRule, ...] = ()

@@ -26,6 +26,8 @@ from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.server import GatewayServer
 from drivetrain.gateway.sessions import Session
+from drivetrain.gateway.turn import STOPPING
+from drivetrain.rollout.cross_check import cross_check
 from drivetrain.rollout.selection import Selection
 from drivetrain.sandboxes import SandboxHandle
 from drivetrain.tokens.codec import TokenCodec
@@ -164,6 +166,14 @@ class Done:
         assert len(self.rows) == 1
         assert sum(self.rows[0].loss_mask) == sum(len(turn.sampled_ids) for turn in recorded)
         assert self.findings == []
+        assert self.outcome.stop != "completed" or self.outcome.work.complete
+        assert self.differences == []
+
+    @property
+    def differences(self) -> list[Any]:
+        """Between the agent's own log and what was recorded."""
+        labels = self._selection.labels(self.session.graph, self.agent.name)
+        return cross_check(self.session.graph, labels, self.outcome.work, served_besides=(STOPPING,))
 
     def summary(self) -> str:
         """For a failing test: how it ended and what was asked."""

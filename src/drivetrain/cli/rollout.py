@@ -110,6 +110,8 @@ def rollout(
         for result in results:
             if result.error:
                 out.print(f"{result.rollout_id}: {result.error}", markup=False, highlight=False)
+            for finding in result.log_findings:
+                out.print(f"{result.rollout_id}: {finding}", markup=False, highlight=False)
         out.print(f"run: {run.path}", markup=False, highlight=False, soft_wrap=True)
     guard.check(final=True)
     if any(result.reward is None for result in results):

@@ -40,6 +40,9 @@ from drivetrain.trace.turn import Turn
 
 _log = guarded_logger("drivetrain.gateway")
 
+STOPPING = "Stopping here: the budget of this session"
+"""How the answer to a call beyond a budget begins."""
+
 
 class TurnRunner:
     """Serves decoded calls of any session against one engine and one model.
@@ -214,7 +217,7 @@ class TurnRunner:
             id=reply_id,
             model=session.policy.model,
             created=int(time.time()),
-            content=f"Stopping here: the budget of this session ({stop.budget}) is used up.",
+            content=f"{STOPPING} ({stop.budget}) is used up.",
             reasoning="",
             tool_calls=(),
             finish_reason="stop",

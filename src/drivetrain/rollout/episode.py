@@ -14,7 +14,9 @@ from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.sessions import Session
+from drivetrain.gateway.turn import STOPPING
 from drivetrain.rollout.config import EpisodeSpec, RolloutConfig
+from drivetrain.rollout.cross_check import LogFinding, cross_check
 from drivetrain.rollout.mask_guard import MaskGuard
 from drivetrain.rollout.result import RolloutResult, RolloutStatus
 from drivetrain.rollout.run_dir import RunDir
@@ -248,6 +250,10 @@ class _Draft:
             if turn.fork_reason:
                 reasons[turn.fork_reason] = reasons.get(turn.fork_reason, 0) + 1
         outcome, grade = self._outcome, self._grade
+        log_findings: list[LogFinding] = []
+        if graph is not None and outcome is not None:
+            labels = selection.labels(graph, self.spec.agent)
+            log_findings = cross_check(graph, labels, outcome.work, served_besides=(STOPPING,))
         return RolloutResult(
             rollout_id=self.spec.rollout_id,
             session_id=self.session.id if self.session is not None else "",
@@ -259,6 +265,7 @@ class _Draft:
             rows=rows,
             turns=len(graph) if graph is not None else 0,
             fork_reasons=reasons,
+            log_findings=log_findings,
             error=self.error,
             timings={name: round(seconds, 3) for name, seconds in self.timings.items()},
             grade={} if grade is None else _grade_summary(grade),

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from drivetrain.rollout.cross_check import LogFinding
 from drivetrain.trace.sample import HarnessTrace
 
 RolloutStatus = Literal["ok", "truncated", "infra_error", "unscorable"]
@@ -17,7 +18,8 @@ class RolloutResult(msgspec.Struct, kw_only=True):
     ``status`` (design invariant 8): ``ok`` = the harness ended by itself; ``truncated`` = a budget, deadline or token
     limit ended it (still graded); ``infra_error`` = machinery failed, ``reward`` is None; ``unscorable`` = it ran but
     could not be graded, ``reward`` is None. ``rows`` may be empty. ``group`` numbers rollouts of one task and agent
-    from 0.
+    from 0. ``log_findings`` are differences between the harness's own log and the recorded turns; they change neither
+    reward nor rows.
     """
 
     rollout_id: str
@@ -30,6 +32,7 @@ class RolloutResult(msgspec.Struct, kw_only=True):
     rows: list[HarnessTrace] = []
     turns: int = 0
     fork_reasons: dict[str, int] = {}
+    log_findings: list[LogFinding] = []
     error: str = ""
     timings: dict[str, float] = {}
     grade: dict[str, Any] = {}

@@ -14,13 +14,21 @@ from drivetrain.sandboxes.local import default_root
 _PREFIX = "gateway-"
 
 
+def remove_stale_folders() -> list[str]:
+    """Remove the gateway folders of this user's dead owners; their names."""
+    removed = []
+    for stale in default_root().parent.glob(f"{_PREFIX}*"):
+        if not _alive(stale.name):
+            shutil.rmtree(stale, ignore_errors=True)
+            removed.append(stale.name)
+    return removed
+
+
 @contextmanager
 def socket_folder() -> Iterator[Path]:
     """A fresh folder of mode 0700 that holds nothing; gone afterwards. Folders of dead owners are removed first."""
+    remove_stale_folders()
     parent = default_root().parent
-    for stale in parent.glob(f"{_PREFIX}*"):
-        if not _alive(stale.name):
-            shutil.rmtree(stale, ignore_errors=True)
     number = 0
     while True:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
