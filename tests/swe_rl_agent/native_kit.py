@@ -40,10 +40,10 @@ class NetBench(Bench):
         return ScriptedEngine.from_lines(lines, self.tiny, then="All done.", context_length=self.context)
 
     async def _agent(
-        self, box: SandboxHandle, task: str, key: str, deadline_s: float, max_output_tokens: int
+        self, box: SandboxHandle, task: str, key: str, deadline_s: float, max_output_tokens: int, tools: bool
     ) -> HarnessOutcome:
         await box.write(f"{box.workdir}/check.sh", b"grep -q right answer.txt && echo good\n")
-        outcome = await super()._agent(box, task, key, deadline_s, max_output_tokens)
+        outcome = await super()._agent(box, task, key, deadline_s, max_output_tokens, tools)
         self.network = await counters(box)
         return outcome
 
