@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -60,6 +61,7 @@ class Inside:
         if self._carrier.streams >= wire.MAX_STREAMS:
             writer.transport.abort()
             return
+        no_delay(writer)
         self._carrier.adopt(reader, writer)
 
     async def dial(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,6 +70,7 @@ class Inside:
             writer.transport.abort()
             return
         self._dials += 1
+        no_delay(writer)
         try:
             welcome = await asyncio.wait_for(self._greet(reader, writer), HEAD_PATIENCE_S)
         except Exception:  # too slow, too long, gone: nobody we know
@@ -118,6 +121,12 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=512)
     except OSError as error:
         sys.exit(f"Cannot listen on {host}:{port}: {error}.")
+
+
+def no_delay(writer: asyncio.StreamWriter) -> None:
+    """Send small frames at once; asyncio does this only where the listener's protocol number is set."""
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 async def serve(secret: bytes, timing: Timing, relay: socket.socket, dial: socket.socket) -> None:

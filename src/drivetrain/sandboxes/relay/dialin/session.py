@@ -218,7 +218,7 @@ class Session:
         resumed = known and hello.knows in (wire.NOBODY, self._incarnation)
         resent = 0
         if resumed:
-            self._forget_until(0 if hello.knows == wire.NOBODY else hello.received)
+            self._forget_until(hello.received)
             resent = len(self._sent)
             self._unsent.extendleft(reversed(self._sent))
             self._sent.clear()
