@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from drivetrain.errors import ConfigError, MissingDependency
 from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError
 from drivetrain.sandboxes.label import new_id, new_label, write_label
-from drivetrain.sandboxes.local import LocalBackend, bwrap
+from drivetrain.sandboxes.local import LocalBackend, launcher
 from drivetrain.sandboxes.local import backend as local
 from drivetrain.sandboxes.local import sandbox as local_sandbox
 from drivetrain.sandboxes.local.cgroups import Groups
@@ -167,21 +168,21 @@ async def test_a_start_cut_off_at_any_moment_leaves_no_process(tmp_path: Path, m
     """bubblewrap's child waits for its parent before it is tied to it; killing only the parent would orphan it."""
     backend = LocalBackend(tmp_path)
     await (await backend.create(SandboxSpec())).close()
-    launch = bwrap.launch
+    launch = launcher.launch
     delay = 0.0
 
-    def launch_and_cancel(argv: list[str], *, control_fd: int, stderr_fd: int) -> subprocess.Popen[bytes]:
-        process = launch(argv, control_fd=control_fd, stderr_fd=stderr_fd)
+    def launch_and_cancel(order: launcher.Order) -> Future[subprocess.Popen[bytes]]:
+        future = launch(order)
         time.sleep(delay)
         task.cancel()
-        return process
+        return future
 
     names = [new_id() for _ in range(30)]
     unused = iter(names)
     monkeypatch.setattr(local, "new_id", lambda: next(unused))
-    monkeypatch.setattr(bwrap, "launch", launch_and_cancel)
+    monkeypatch.setattr(local_sandbox, "launch", launch_and_cancel)
     for step in range(30):
-        delay = step * 0.0003
+        delay = step * 0.0005
         task = asyncio.create_task(backend.create(SandboxSpec()))
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -191,6 +192,6 @@ async def test_a_start_cut_off_at_any_moment_leaves_no_process(tmp_path: Path, m
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             lines.append((entry / "cmdline").read_bytes())
-    assert not [line for line in lines if bytes(tmp_path) in line]
+    assert not [line for line in lines if any(name.encode() in line for name in names)]
     groups = {folder.name for folder in Path("/sys/fs/cgroup").glob("**/drivetrain-*")}
     assert groups.isdisjoint(f"drivetrain-{name}" for name in names)
