@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from drivetrain import __version__
-from drivetrain.cli import doctor, prepare, probe, rollout, serve, tasks, template_check, trace, train
+from drivetrain.cli import doctor, prepare, probe, reap, rollout, serve, tasks, template_check, trace, train
 from drivetrain.cli.console import fail
 from drivetrain.errors import DrivetrainError
 
@@ -55,6 +55,7 @@ def _root(
 
 
 app.command("doctor")(doctor.doctor)
+app.command("reap")(reap.reap)
 app.add_typer(tasks.app, name="tasks")
 app.command("prepare")(prepare.prepare)
 app.command("rollout")(rollout.rollout)
