@@ -6,16 +6,16 @@ workspace = await open_workspace(backend, built)
 patch, grade = await grade_workspace(workspace, built, backend)
 """
 
-from swe_rl_env.agents import AGENTS, ReferenceAgent, noop, oracle, oracle_patch, reference_agent
-from swe_rl_env.build import BuiltTask, build_task
+from swe_rl_env.building.build import BuiltTask, build_task
 from swe_rl_env.errors import BuildError, ChecksumMismatch, PatchRejected
-from swe_rl_env.grade import Grade, rejected
-from swe_rl_env.grading import grade_workspace
-from swe_rl_env.patch import CollectedPatch, PatchLimits, collect, collect_patch
-from swe_rl_env.task import PublicPart, SweTask, task_from_row
-from swe_rl_env.tasks import get_task, load_tasks, prompt_for
-from swe_rl_env.validate import Validation, validate_task
-from swe_rl_env.workspace import Workspace, open_workspace
+from swe_rl_env.grading.grade import Grade, rejected
+from swe_rl_env.grading.run import grade_workspace
+from swe_rl_env.grading.validate import Validation, validate_task
+from swe_rl_env.tasks.catalog import get_task, load_tasks, prompt_for
+from swe_rl_env.tasks.model import PublicPart, SweTask, task_from_row
+from swe_rl_env.work.agents import AGENTS, ReferenceAgent, noop, oracle, oracle_patch, reference_agent
+from swe_rl_env.work.patch import CollectedPatch, PatchLimits, collect, collect_patch
+from swe_rl_env.work.workspace import Workspace, open_workspace
 
 __all__ = [
     "AGENTS",

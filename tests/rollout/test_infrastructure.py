@@ -17,10 +17,10 @@ from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.runner import run_rollouts
 from drivetrain.rollout.stack import open_stack
 from drivetrain.sandboxes import ExecResult, SandboxHandle, SandboxSpec, SandboxStartError, SandboxTimeout
-from swe_rl_env.build import build_task
-from swe_rl_env.patch import collect_patch
-from swe_rl_env.tasks import get_task
-from swe_rl_env.workspace import Workspace
+from swe_rl_env.building.build import build_task
+from swe_rl_env.tasks.catalog import get_task
+from swe_rl_env.work.patch import collect_patch
+from swe_rl_env.work.workspace import Workspace
 from tests.conformance.sandbox.kits.local import LocalKit
 from tests.rollout.conftest import TASK, tool_call
 

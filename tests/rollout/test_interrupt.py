@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from drivetrain.sandboxes.local.reaper import reap
-from swe_rl_env.build import build_task
-from swe_rl_env.tasks import get_task
+from swe_rl_env.building.build import build_task
+from swe_rl_env.tasks.catalog import get_task
 
 SLOW_TASK = "pypi__click-8.1.3"
 

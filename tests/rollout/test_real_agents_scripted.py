@@ -10,8 +10,8 @@ from drivetrain.engines.scripted import ScriptedReply
 from drivetrain.gateway.sessions import session_tag
 from drivetrain.journal.reader import JournalReader
 from drivetrain.rollout.audit import audit_run
-from swe_rl_env.build import build_task
-from swe_rl_env.tasks import get_task
+from swe_rl_env.building.build import build_task
+from swe_rl_env.tasks.catalog import get_task
 
 from .conftest import TASK, RunWith, tool_call
 

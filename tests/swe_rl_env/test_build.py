@@ -17,7 +17,7 @@ from swe_rl_env import BuiltTask, ChecksumMismatch, build_task
 from swe_rl_env.errors import BuildError
 from swe_rl_env.sources import fetch
 from swe_rl_env.sources.unpack import read_archive
-from swe_rl_env.task import Archive
+from swe_rl_env.tasks.model import Archive
 
 
 def test_build_once_is_atomic_and_single(tmp_path: Path) -> None:

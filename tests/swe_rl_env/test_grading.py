@@ -9,8 +9,8 @@ import pytest
 
 from drivetrain.sandboxes import SandboxBackend, SandboxHandle, SandboxSpec, SandboxStartError
 from swe_rl_env import AGENTS, BuiltTask, PatchLimits, grade_workspace, open_workspace, validate_task
-from swe_rl_env.gitio import Scratch
-from swe_rl_env.grading import grade
+from swe_rl_env.building.gitio import Scratch
+from swe_rl_env.grading.run import grade
 
 _FAST = (
     "pypi__deepmerge-1.1.1",

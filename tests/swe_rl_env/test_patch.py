@@ -9,9 +9,9 @@ import pytest
 
 from drivetrain.sandboxes import SandboxBackend
 from swe_rl_env import BuiltTask, PatchLimits, PatchRejected, collect, collect_patch, open_workspace, oracle
-from swe_rl_env.gitio import Scratch
-from swe_rl_env.patch import escapes, patch_from_tar
-from swe_rl_env.tario import pack
+from swe_rl_env.building.gitio import Scratch
+from swe_rl_env.building.tario import pack
+from swe_rl_env.work.patch import escapes, patch_from_tar
 
 Files = dict[bytes, tuple[str, bytes]]
 

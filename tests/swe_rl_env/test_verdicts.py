@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from swe_rl_env import BuiltTask
-from swe_rl_env.canary import plant
-from swe_rl_env.grade import judge
-from swe_rl_env.tap import mark_command, parse_tap
-from swe_rl_env.verdicts import Verdict, worst
+from swe_rl_env.grading.canary import plant
+from swe_rl_env.grading.grade import judge
+from swe_rl_env.grading.tap import mark_command, parse_tap
+from swe_rl_env.grading.verdicts import Verdict, worst
 
 _LOG = """### N FILE test/a.js
 TAP version 13

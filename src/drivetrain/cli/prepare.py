@@ -10,7 +10,7 @@ from drivetrain.cli.console import out, tell
 from drivetrain.engines.models import DEFAULT_MODEL, resolve_model
 from drivetrain.rollout.stack import build_tasks
 from swe_rl_agent.registry import get_agent, list_agents
-from swe_rl_env.tasks import get_task, load_tasks
+from swe_rl_env.tasks.catalog import get_task, load_tasks
 
 
 def prepare(

@@ -24,7 +24,7 @@ from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.runner import run_rollouts
 from drivetrain.rollout.stack import open_stack
 from drivetrain.trace.turn import Label
-from swe_rl_env.tasks import load_tasks
+from swe_rl_env.tasks.catalog import load_tasks
 
 
 class Reasoning(enum.StrEnum):

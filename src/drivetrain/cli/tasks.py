@@ -7,8 +7,8 @@ import typer
 from rich.table import Table
 
 from drivetrain.cli.console import out, print_json, tell
-from swe_rl_env.build import build_task
-from swe_rl_env.tasks import get_task, load_tasks, prompt_for
+from swe_rl_env.building.build import build_task
+from swe_rl_env.tasks.catalog import get_task, load_tasks, prompt_for
 
 app = typer.Typer(no_args_is_help=True, help="Tasks: real bug fixes between two published releases of a package.")
 

@@ -24,12 +24,12 @@ from drivetrain.rollout.selection import Selection
 from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend
 from drivetrain.trace.sample import HarnessTrace
 from swe_rl_agent.harness import CLIHarness, HarnessOutcome
-from swe_rl_env.agents import AGENTS
-from swe_rl_env.build import BuiltTask
-from swe_rl_env.grade import Grade
-from swe_rl_env.grading import grade_workspace
-from swe_rl_env.tasks import prompt_for
-from swe_rl_env.workspace import Workspace, open_workspace
+from swe_rl_env.work.agents import AGENTS
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.grading.grade import Grade
+from swe_rl_env.grading.run import grade_workspace
+from swe_rl_env.tasks.catalog import prompt_for
+from swe_rl_env.work.workspace import Workspace, open_workspace
 
 _log = logging.getLogger(__name__)
 _TRUNCATED = ("max_turns", "deadline", "length")

@@ -26,8 +26,8 @@ from drivetrain.sandboxes.protocol import Limits, SandboxBackend, SandboxSpec
 from drivetrain.sandboxes.registry import get_backend
 from swe_rl_agent.harness import CLIHarness
 from swe_rl_agent.registry import get_agent
-from swe_rl_env.build import BuiltTask, build_task
-from swe_rl_env.tasks import get_task
+from swe_rl_env.building.build import BuiltTask, build_task
+from swe_rl_env.tasks.catalog import get_task
 
 
 def build_tasks(ids: Sequence[str], tell: Progress, cache: Path | None = None) -> dict[str, BuiltTask]:

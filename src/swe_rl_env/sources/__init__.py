@@ -8,7 +8,7 @@ from pathlib import Path
 from drivetrain.cache import build_once
 from swe_rl_env.errors import BuildError, ChecksumMismatch
 from swe_rl_env.sources import npm, pypi
-from swe_rl_env.task import Archive
+from swe_rl_env.tasks.model import Archive
 
 __all__ = ["fetch"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from drivetrain.errors import MissingDependency
 from swe_rl_env.errors import BuildError
 from swe_rl_env.sources.process import run_client
-from swe_rl_env.task import Archive
+from swe_rl_env.tasks.model import Archive
 
 
 def npm_program() -> str:

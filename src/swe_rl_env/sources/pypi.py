@@ -11,10 +11,10 @@ from __future__ import annotations
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from swe_rl_env.building.runtime import pip_command
 from swe_rl_env.errors import BuildError
-from swe_rl_env.runtime import pip_command
 from swe_rl_env.sources.process import run_client
-from swe_rl_env.task import Archive
+from swe_rl_env.tasks.model import Archive
 
 
 def download(archive: Archive, folder: Path) -> Path:

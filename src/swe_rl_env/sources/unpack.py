@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from swe_rl_env.errors import BuildError
-from swe_rl_env.task import Registry
+from swe_rl_env.tasks.model import Registry
 
 
 def read_archive(path: Path, registry: Registry) -> dict[str, tuple[bool, bytes]]:

@@ -21,16 +21,16 @@ from drivetrain.sandboxes.protocol import (
     SandboxSpec,
     SandboxStartError,
 )
-from swe_rl_env.build import BuiltTask
-from swe_rl_env.canary import Canary, plant
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.building.gitio import Entry, GitError, Scratch
+from swe_rl_env.building.tario import MODE_LINK, pack
 from swe_rl_env.errors import PatchRejected
-from swe_rl_env.gitio import Entry, GitError, Scratch
-from swe_rl_env.grade import ErrorReason, Grade, judge, rejected, ungraded, unresolved
-from swe_rl_env.patch import PatchLimits, collect_patch, escapes, is_compiled
-from swe_rl_env.protect import Protection
-from swe_rl_env.suite import SuiteRun, run_suite
-from swe_rl_env.tario import MODE_LINK, pack
-from swe_rl_env.workspace import ROOT, Workspace
+from swe_rl_env.grading.canary import Canary, plant
+from swe_rl_env.grading.grade import ErrorReason, Grade, judge, rejected, ungraded, unresolved
+from swe_rl_env.grading.protect import Protection
+from swe_rl_env.grading.suite import SuiteRun, run_suite
+from swe_rl_env.work.patch import PatchLimits, collect_patch, escapes, is_compiled
+from swe_rl_env.work.workspace import ROOT, Workspace
 
 # Start, upload and clean-up come on top of the suite's own limit before the sandbox ends itself; seconds.
 _TTL_MARGIN_S = 300.0

@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from swe_rl_env.build import BuiltTask
-from swe_rl_env.canary import CanaryState
+from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.errors import PatchRejected
-from swe_rl_env.verdicts import Verdict
+from swe_rl_env.grading.canary import CanaryState
+from swe_rl_env.grading.verdicts import Verdict
 
 Outcome = Literal["resolved", "unresolved", "error"]
 Reason = Literal[

@@ -15,10 +15,10 @@ import msgspec
 from drivetrain.cache import build_once, content_key
 from drivetrain.errors import MissingDependency
 from drivetrain.sandboxes.protocol import Mount
-from swe_rl_env.runtime import Interpreter, find_python, hidden_packages, pip_command, probe, runtime_mounts
+from swe_rl_env.building.runtime import Interpreter, find_python, hidden_packages, pip_command, probe, runtime_mounts
 from swe_rl_env.sources.npm import npm_program
 from swe_rl_env.sources.process import run_client
-from swe_rl_env.task import SweTask
+from swe_rl_env.tasks.model import SweTask
 
 DEPS = "/opt/task-env"
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from swe_rl_env.build import BuiltTask
-from swe_rl_env.verdicts import Verdict
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.grading.verdicts import Verdict
 
 CanaryState = Literal["as_planted", "altered", "missing", "not_run"]
 

@@ -16,11 +16,11 @@ from collections.abc import Iterable
 import msgspec
 
 from drivetrain.sandboxes.protocol import SandboxError
-from swe_rl_env.build import BuiltTask
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.building.gitio import Entry, Scratch
+from swe_rl_env.building.tario import MODE_EXEC, MODE_FILE, MODE_LINK
 from swe_rl_env.errors import PatchRejected
-from swe_rl_env.gitio import Entry, Scratch
-from swe_rl_env.tario import MODE_EXEC, MODE_FILE, MODE_LINK
-from swe_rl_env.workspace import Workspace
+from swe_rl_env.work.workspace import Workspace
 
 # Generated while working; left out unless base has the very path.
 _GENERATED_FOLDERS = frozenset(

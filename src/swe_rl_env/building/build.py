@@ -15,13 +15,13 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from drivetrain.cache import Progress, build_once, cache_root, content_key
-from swe_rl_env.environment import TaskEnvironment, environment_for
+from swe_rl_env.building.environment import TaskEnvironment, environment_for
+from swe_rl_env.building.gitio import Scratch, blob_id, git
+from swe_rl_env.building.tario import pack_folder
 from swe_rl_env.errors import BuildError, ChecksumMismatch
-from swe_rl_env.gitio import Scratch, blob_id, git
 from swe_rl_env.sources import fetch
 from swe_rl_env.sources.unpack import read_archive
-from swe_rl_env.tario import pack_folder
-from swe_rl_env.task import SweTask
+from swe_rl_env.tasks.model import SweTask
 
 Files = Mapping[str, tuple[bool, bytes]]
 _IDENTITY = {

@@ -169,7 +169,9 @@ def task_from_row(row: Mapping[str, Any], *, where: str = "row") -> SweTask:
         r = msgspec.convert(dict(row), _Row)
         install = msgspec.convert(r.install_config, InstallConfig)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{where}: {e}.", fix="The columns are those of SWE-rebench V2 (see swe_rl_env.task).") from e
+        raise ConfigError(
+            f"{where}: {e}.", fix="The columns are those of SWE-rebench V2 (see swe_rl_env.tasks.model)."
+        ) from e
     if install.log_parser == "pytest_nodeid_exact":
         install.pytest_arguments()  # a command whose results cannot be read is a load error, not a grading error
     if not r.problem_statement.strip():

@@ -16,10 +16,10 @@ from typing import Any, cast
 import msgspec
 
 from drivetrain.sandboxes.protocol import ExecResult, SandboxHandle
-from swe_rl_env.build import BuiltTask
-from swe_rl_env.canary import Canary
-from swe_rl_env.tap import mark_command, parse_tap
-from swe_rl_env.verdicts import Verdict
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.grading.canary import Canary
+from swe_rl_env.grading.tap import mark_command, parse_tap
+from swe_rl_env.grading.verdicts import Verdict
 
 _LOG_BYTES = 16 << 20
 _TAIL_CHARS = 4000

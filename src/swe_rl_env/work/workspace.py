@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend, SandboxHandle, SandboxSpec
-from swe_rl_env.build import BuiltTask
+from swe_rl_env.building.build import BuiltTask
 
 ROOT = "/work"
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.protocol import SandboxError
-from swe_rl_env.build import BuiltTask
-from swe_rl_env.workspace import Workspace
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.work.workspace import Workspace
 
 ReferenceAgent = Callable[[Workspace, BuiltTask], Awaitable[None]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from swe_rl_env.verdicts import Verdict, worst
+from swe_rl_env.grading.verdicts import Verdict, worst
 
 _RESULT = re.compile(r"(not )?ok\b")
 _PLAN = re.compile(r"1\.\.\d+\s*$")

@@ -10,7 +10,7 @@ import posixpath
 import sys
 from collections.abc import Collection
 
-from swe_rl_env.build import BuiltTask
+from swe_rl_env.building.build import BuiltTask
 
 _PYTHON_SETTINGS = frozenset(
     {

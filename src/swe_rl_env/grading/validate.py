@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from drivetrain.sandboxes.protocol import SandboxBackend
-from swe_rl_env.agents import AGENTS
-from swe_rl_env.build import BuiltTask
-from swe_rl_env.grade import Grade
-from swe_rl_env.grading import grade, grade_workspace
-from swe_rl_env.workspace import open_workspace
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.grading.grade import Grade
+from swe_rl_env.grading.run import grade, grade_workspace
+from swe_rl_env.work.agents import AGENTS
+from swe_rl_env.work.workspace import open_workspace
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):

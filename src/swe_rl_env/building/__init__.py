@@ -1,0 +1,1 @@
+"""From published archives to a checkout and an environment, byte for byte the same everywhere."""

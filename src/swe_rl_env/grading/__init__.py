@@ -1,0 +1,1 @@
+"""From a patch to a verdict, out of the agent's reach."""

@@ -1,0 +1,1 @@
+"""What a task is, and where tasks come from."""
