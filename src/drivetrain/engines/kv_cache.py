@@ -7,7 +7,7 @@ tokens whoever else is in the batch, and a finished sequence moves into the cach
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -47,13 +47,9 @@ class SequenceKV:
         if tokens > capacity:
             self._resize(max(tokens, capacity * 3 // 2))
 
-    def write(self, layer: int, start: int, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Store ``[kv_heads, n, head_dim]`` at ``start``; return views of everything up to ``start + n``."""
-        stop = start + keys.shape[1]
-        data = self._data[layer]
-        data[0, :, start:stop] = keys
-        data[1, :, start:stop] = values
-        return data[0, :, :stop], data[1, :, :stop]
+    def layers(self, start: int, stop: int) -> Sequence[Any]:
+        """Views ``[2, kv_heads, stop - start, head_dim]`` of every layer's keys and values."""
+        return cast(Sequence[Any], self._data[:, :, :, start:stop].unbind(0))
 
     def fork(self, length: int, capacity: int) -> SequenceKV:
         """A new sequence that starts with a copy of the first ``length`` tokens."""
@@ -133,8 +129,12 @@ class PrefixCache:
     def put(self, tokens: Tokens, kv: SequenceKV) -> None:
         """Keep ``kv`` (which now belongs to the cache) as the keys and values of ``tokens``.
 
-        Entries that are a prefix of the new one are dropped: the new one serves whatever they would have.
+        Entries that are a prefix of the new one are dropped: the new one serves whatever they would have. One that is
+        larger than the whole cache may be is not kept, and drives nothing out.
         """
+        kv.trim()
+        if kv.nbytes > self._max_bytes:
+            return
         kept = []
         for entry in self._entries:
             shared = common_prefix(entry.tokens, tokens)
@@ -144,7 +144,6 @@ class PrefixCache:
             if shared < len(entry.tokens):
                 kept.append(entry)
         self._entries = kept
-        kv.trim()
         self._entries.append(_Entry(tokens, kv))
         while self._entries and (self.nbytes > self._max_bytes or len(self._entries) > self._max_entries):
             del self._entries[0]

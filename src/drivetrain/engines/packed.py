@@ -28,17 +28,28 @@ _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
 class Span:
     """``ids`` of one sequence to run after the ``kv.length`` tokens it already holds."""
 
-    __slots__ = ("ids", "kv", "mask", "past")
+    __slots__ = ("ids", "kv", "mask", "past", "seen", "written")
 
     def __init__(self, kv: SequenceKV, ids: Sequence[int]) -> None:
         self.kv = kv
         self.ids = ids
         self.past = kv.length
         self.mask: Any = None
+        self.written: Sequence[Any] = ()
+        self.seen: Sequence[Any] = ()
+
+    def open(self) -> None:
+        """Make room, and cut the views that every layer writes to and reads from: one call each, not one per layer."""
+        stop = self.past + len(self.ids)
+        self.kv.reserve(stop)
+        self.written = self.kv.layers(self.past, stop)
+        self.seen = self.kv.layers(0, stop)
 
 
 class _Current(threading.local):
     spans: Sequence[Span] = ()
+    lengths: list[int] = []
+    singles = 0  # spans of one token that come first
     calls = 0
 
 
@@ -60,10 +71,13 @@ def forward(model: Any, spans: Sequence[Span], wanted: Sequence[int]) -> Any:
     for span in spans:
         end += len(span.ids)
         ends.append(end - 1)
-        span.kv.reserve(span.past + len(span.ids))
     device = model.device
     with torch.inference_mode(), _switched(model):
+        for span in spans:
+            span.open()
         _current.spans, _current.calls = spans, 0
+        _current.lengths = [len(span.ids) for span in spans]
+        _current.singles = next((i for i, length in enumerate(_current.lengths) if length > 1), len(spans))
         try:
             logits = model(
                 input_ids=torch.tensor([ids], device=device),
@@ -138,30 +152,41 @@ def _attend(
         if kwargs.get(name) is not None:
             raise EngineError(f"the embedded engine does not know attention with {name}.", retryable=False)
     _current.calls += 1
-    out, start = [], 0
-    for span in _current.spans:
+    layer, spans, singles = module.layer_idx, _current.spans, _current.singles
+    kv_heads = key.shape[1]
+    for span, new in zip(spans, torch.cat((key, value)).split(_current.lengths, dim=2), strict=True):
+        span.written[layer].copy_(new)
+    out = []
+    if singles:  # [singles, 1, kv_heads, groups, dim]: cut once for all of them
+        heads = query[0, :, :singles].transpose(0, 1)
+        rows = heads.reshape(singles, 1, kv_heads, -1, heads.shape[-1]).unbind()
+        out = [_mix(row, span.seen[layer], None, scaling) for row, span in zip(rows, spans, strict=False)]
+        out = [torch.cat(out).reshape(heads.shape)]
+    start = singles
+    for span in spans[singles:]:
         stop = start + len(span.ids)
-        keys, values = span.kv.write(module.layer_idx, span.past, key[0, :, start:stop], value[0, :, start:stop])
-        out.append(_attend_one(query[0, :, start:stop], keys, values, span, scaling))
+        out.append(_attend_chunk(query[0, :, start:stop], span, layer, kv_heads, scaling))
         start = stop
     return (out[0] if len(out) == 1 else torch.cat(out)).unsqueeze(0), None
 
 
-def _attend_one(query: Any, keys: Any, values: Any, span: Span, scaling: float | None) -> Any:
-    """``[heads, n, dim]`` over ``[kv_heads, past + n, dim]`` -> ``[n, heads, dim]``.
+def _attend_chunk(query: Any, span: Span, layer: int, kv_heads: int, scaling: float | None) -> Any:
+    """``[heads, n, dim]`` over all that the span sees -> ``[n, heads, dim]``."""
+    heads, n, dim = query.shape
+    groups = heads // kv_heads
+    if span.mask is None and n > 1:  # the same for every layer
+        span.mask = _causal(span.past, n, query).repeat(groups, 1)
+    mixed = _mix(query.reshape(1, kv_heads, groups * n, dim), span.seen[layer], span.mask, scaling)
+    return mixed.reshape(heads, n, dim).transpose(0, 1)
+
+
+def _mix(rows: Any, seen: Any, mask: Any, scaling: float | None) -> Any:
+    """``[1, kv_heads, rows, dim]`` over ``[2, kv_heads, seen, dim]``: attention of one sequence.
 
     The query heads that share a key head are stacked as extra rows, so that grouped heads need no copy of the keys.
     """
-    heads, n, dim = query.shape
-    groups = heads // keys.shape[0]
-    rows = query.reshape(1, keys.shape[0], groups * n, dim)
-    mask = None
-    if n > 1:
-        if span.mask is None:  # the same for every layer
-            span.mask = _causal(span.past, n, query).repeat(groups, 1)
-        mask = span.mask
-    mixed = scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=mask, scale=scaling)
-    return mixed.reshape(heads, n, dim).transpose(0, 1)
+    keys, values = seen.split(1)
+    return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scaling)
 
 
 def _causal(past: int, n: int, like: Any) -> Any:

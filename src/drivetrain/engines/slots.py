@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from drivetrain.engines import packed
+from drivetrain.engines.few_rows import FewRows
 from drivetrain.engines.kv_cache import KVShape, PrefixCache, SequenceKV, Tokens, as_tokens, common_prefix
 from drivetrain.engines.protocol import Completion, EngineError, EngineFinish, Sampling
 from drivetrain.engines.sampling import generator, sample
@@ -77,6 +78,7 @@ class SlotLoop:
     ) -> None:
         self.model = model
         self.shape: KVShape = packed.kv_shape(model)
+        self._few_rows = FewRows(model)
         self.cache = PrefixCache(cache_bytes)
         self.metrics = Metrics()
         self._max_batch = max_batch
@@ -120,6 +122,7 @@ class SlotLoop:
         for slot in self._slots:
             slot.kv = None
         self.shape = packed.kv_shape(self.model)
+        self._few_rows = FewRows(self.model)
 
     def close(self) -> None:
         """Fail what runs or waits, and end the thread."""
@@ -189,7 +192,8 @@ class SlotLoop:
             if slot.todo > 1 or not slot.logprobs:
                 self.metrics.prefill_tokens += count
         ready = [i for i, (slot, count) in enumerate(chosen) if count == slot.todo]
-        logits = packed.forward(self.model, spans, ready)
+        with self._few_rows.used():
+            logits = packed.forward(self.model, spans, ready)
         self.metrics.steps += 1
         for row, index in enumerate(ready):
             self._advance(chosen[index][0], logits[row])
