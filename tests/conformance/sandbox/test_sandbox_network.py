@@ -27,11 +27,11 @@ PROBE = r"""
 import errno, json, socket, sys
 def tcp(host, port, family=socket.AF_INET):
     with socket.socket(family, socket.SOCK_STREAM) as s:
-        s.settimeout(3)
+        s.settimeout(1)
         s.connect((host, port))
 def udp(host, port):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.settimeout(3)
+        s.settimeout(1)
         s.connect((host, port))
         s.send(b"x")
 def broadcast():
@@ -46,11 +46,11 @@ def raw():
 def packet():
     socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
 def dns():
-    socket.setdefaulttimeout(3)
+    socket.setdefaulttimeout(1)
     socket.getaddrinfo("example.com", 443)
 def vsock():
     with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as s:
-        s.settimeout(3)
+        s.settimeout(1)
         s.connect((2, 1))
 tried = {
     "tcp": lambda: tcp("192.0.2.1", 443), "public": lambda: tcp("1.1.1.1", 53), "udp": lambda: udp("192.0.2.1", 53),

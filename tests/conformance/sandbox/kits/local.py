@@ -42,6 +42,13 @@ class LocalKit(BaseKit):
     def __init__(self) -> None:
         self._ids: dict[Path, set[str]] = {}
 
+    @property
+    def measured(self) -> frozenset[str]:  # type: ignore[override]
+        grouped = {"memory_bytes", "memory_peak_bytes", "oom_kills"} if may_group("memory") else set[str]()
+        return frozenset(
+            grouped | ({"pids"} if may_group("pids") else set()) | ({"cpu_s"} if may_group("cpuacct") else set())
+        )
+
     def missing(self) -> str | None:
         return None if shutil.which("bwrap") else "bubblewrap is not installed"
 
