@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import resource
 import shutil
 import tempfile
@@ -19,8 +20,8 @@ from drivetrain.sandboxes.control.channel import Channel
 from drivetrain.sandboxes.docker.config import HOME, check, container_config, parse_user
 from drivetrain.sandboxes.docker.door import BROKER_SOCKET, ControlDoor, GatewayBroker, make_folder
 from drivetrain.sandboxes.docker.engine import Engine, find_socket
-from drivetrain.sandboxes.docker.images import Image, Images
-from drivetrain.sandboxes.docker.labels import SANDBOX, SNAPSHOT, as_changes, make_labels
+from drivetrain.sandboxes.docker.images import Image, ImageNotFound, Images
+from drivetrain.sandboxes.docker.labels import SANDBOX, SNAPSHOT, as_changes, kept_overlays, make_labels
 from drivetrain.sandboxes.docker.reaper import reap
 from drivetrain.sandboxes.docker.runtime import CONTROL, build_inside
 from drivetrain.sandboxes.docker.sandbox import DockerSandbox
@@ -47,6 +48,7 @@ START_TIMEOUT_S = 60.0
 _COMMIT_TIMEOUT_S = 600.0
 _STARTS_AT_ONCE = 8
 _SNAPSHOTS = "drivetrain-snapshot"
+_REFERENCE = re.compile(rf"{_SNAPSHOTS}:dt-[0-9a-f]+")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 T = TypeVar("T")
@@ -114,6 +116,7 @@ class DockerBackend:
         self._open: set[DockerSandbox] = set()
         self._accounts: dict[str, Accounts] = {}
         self._to_drop: set[str] = set()
+        self._dropping = asyncio.Lock()
         self._warned = False
         self._creating = 0
 
@@ -151,6 +154,8 @@ class DockerBackend:
         assert self._images is not None
         if spec.snapshot is None:
             return await self._images.ensure(spec.image or self._default_image)
+        if not _REFERENCE.fullmatch(spec.snapshot.ref):
+            raise ImageNotFound(f"{spec.snapshot.ref!r} is no snapshot of the docker backend.")
         return await self._images.ensure(spec.snapshot.ref, pull=False)
 
     async def _connect(self) -> Engine:
@@ -247,7 +252,8 @@ class DockerBackend:
         if names is None:
             passwd, group = [await engine.get(label.id, path) or b"" for path in ("/etc/passwd", "/etc/group")]
             names = self._accounts[image.id] = accounts(passwd, group, self._user)
-        seed = await asyncio.to_thread(build_seed, spec, self._user, names)
+        kept = kept_overlays(image.labels) if spec.snapshot is not None else frozenset()
+        seed = await asyncio.to_thread(build_seed, spec, self._user, names, kept)
         await engine.put(label.id, seed)
         await _steadily(engine.start(label.id))
         return container, names
@@ -303,7 +309,7 @@ class DockerBackend:
     async def _keep(self, sandbox: DockerSandbox) -> Snapshot:
         engine = await self._connect()
         label = new_label(new_id(), 0.0, {})
-        changes = as_changes(make_labels(SNAPSHOT, label, self.root))
+        changes = as_changes(make_labels(SNAPSHOT, label, self.root, sandbox.overlays))
         reference = f"{_SNAPSHOTS}:{label.id}"
         try:
             await _steadily(engine.commit(sandbox.id, _SNAPSHOTS, label.id, changes, _COMMIT_TIMEOUT_S))
@@ -319,8 +325,10 @@ class DockerBackend:
             SandboxUnsupported: it belongs to another backend.
             SandboxError: the engine failed.
         """
-        if snapshot.backend != self.name or not snapshot.ref.startswith(f"{_SNAPSHOTS}:"):
-            raise SandboxUnsupported(f"{snapshot.ref!r} is no snapshot of the docker backend.")
+        if snapshot.backend != self.name:
+            raise SandboxUnsupported(f"The docker backend cannot drop a snapshot of {snapshot.backend!r}.")
+        if not _REFERENCE.fullmatch(snapshot.ref):
+            return
         engine = await self._connect()
         image = await engine.image(snapshot.ref)
         if image is not None:
@@ -330,11 +338,12 @@ class DockerBackend:
 
     async def _drop_rest(self, engine: Engine) -> None:
         """Remove dropped snapshots that nothing uses any more; one made from another before that one."""
-        progress = True
-        while self._to_drop and progress:
-            gone = {image for image in self._to_drop if await engine.remove_image(image)}
-            self._to_drop -= gone
-            progress = bool(gone)
+        async with self._dropping:
+            progress = True
+            while progress:
+                gone = [image for image in list(self._to_drop) if await engine.remove_image(image)]
+                self._to_drop.difference_update(gone)
+                progress = bool(gone)
 
     async def _closed(self, sandbox: DockerSandbox) -> None:
         self._open.discard(sandbox)

@@ -49,7 +49,7 @@ def inside_path(target: str) -> str:
     path = PurePosixPath(target)
     if not path.is_absolute() or ".." in path.parts or path == PurePosixPath("/"):
         raise SandboxStartError(f"Cannot mount at {target!r} in a sandbox.", fix="Use an absolute path without `..`.")
-    if path.is_relative_to(INSIDE) or str(path) in _RESERVED:
+    if path.is_relative_to(INSIDE) or path.is_relative_to(CONTROL) or str(path) in _RESERVED:
         raise SandboxStartError(f"Cannot mount at {target!r}: the sandbox needs it.", fix="Choose another target.")
     return str(path)
 

@@ -136,11 +136,13 @@ class GatewayBroker:
 
     async def _hand_over(self, peer: socket.socket) -> None:
         try:
-            with contextlib.suppress(OSError), contextlib.closing(peer):  # end of file: the gateway is down
-                with contextlib.closing(await connect(self._target)) as gateway:
-                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [gateway.fileno()]))]
-                    peer.sendmsg([b"+"], rights)
+            gateway = await connect(self._target)
+            with contextlib.closing(gateway):
+                peer.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [gateway.fileno()]))])
+        except OSError:
+            pass  # the gateway is down (the relay sees an end of file), or the relay has gone
         finally:
+            peer.close()
             self._slots.release()
 
     async def close(self) -> None:

@@ -168,7 +168,7 @@ class Engine:
     async def put(self, name: str, tar: bytes, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Unpack a tar at the root of a container, owners and modes as in the tar."""
         container = self._docker.containers.container(name)
-        await self._call("write files into a container", container.put_archive("/", tar), timeout_s)
+        await self._call("write files into a container", container.put_archive("/", tar), timeout_s)  # type: ignore[no-untyped-call]
 
     async def get(self, name: str, path: str) -> bytes | None:
         """Content of one regular file of a container; None when there is none."""

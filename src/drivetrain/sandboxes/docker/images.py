@@ -1,4 +1,4 @@
-"""Images by reference: found or pulled once however many sandboxes want one, with progress, back-off and typed errors."""
+"""Images by reference: found, or pulled once however many sandboxes want one, with progress and back-off."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_TRIES = 4  # for failures that are no rate limit: it may be a flaw of a moment, or the network has no way there
 
 
 class ImageNotFound(SandboxStartError):
@@ -39,6 +40,7 @@ class Image(msgspec.Struct, frozen=True):
     id: str
     digest: str
     env: dict[str, str]
+    labels: dict[str, str] = {}
 
 
 class Images:
@@ -97,17 +99,23 @@ class Images:
     async def _pull(self, reference: str) -> None:
         until = time.monotonic() + self._timeout_s
         pause = _FIRST_PAUSE_S
+        failures = 0
         while True:
             try:
                 await self._try_to_pull(reference, max(until - time.monotonic(), 0.001))
                 return
             except EngineError as error:
-                _raise_for_good(reference, error)
+                limited = _is_rate_limit(error)
+                if not limited:
+                    _raise_for_good(reference, error)
+                    failures += 1
                 wait = pause * random.uniform(0.75, 1.25)
-                if time.monotonic() + wait > until:
+                if failures == _TRIES or time.monotonic() + wait > until:
                     raise RegistryBusy(
-                        f"Could not pull {reference} within {self._timeout_s:g} s: {error.said}.",
-                        fix="Log in to the registry for a higher rate, use a mirror, or pull the image beforehand.",
+                        f"Could not pull {reference}: {error.said}.",
+                        fix="Log in to the registry for a higher rate, use a mirror, or pull the image beforehand."
+                        if limited
+                        else "Check the engine's way to the registry, or pull the image beforehand.",
                     ) from error
                 self._progress(f"pulling {reference}: {error.said}; again in {wait:.1f} s")
                 await asyncio.sleep(wait)
@@ -152,12 +160,15 @@ class _Layers:
         return f"{now:.1f} of {size:.1f} MB, {len(self._done)} of {self.total} layers done"
 
 
-def _raise_for_good(reference: str, error: EngineError) -> None:
-    """Raise when trying again cannot help. The engine has one status (500) for most of what a registry says."""
+def _is_rate_limit(error: EngineError) -> bool:
+    """Whether more patience helps. The engine has one status (500) for most of what a registry says."""
     said = error.said.lower()
-    busy = error.status == 429 or "toomanyrequests" in said or "too many requests" in said or "429" in said
-    if busy:
-        return
+    return error.status == 429 or "toomanyrequests" in said or "too many requests" in said
+
+
+def _raise_for_good(reference: str, error: EngineError) -> None:
+    """Raise when trying again cannot help."""
+    said = error.said.lower()
     if "unauthorized" in said or "authentication required" in said or error.status in (401, 403):
         raise ImageRefused(
             f"The registry refuses {reference}: {error.said}.",
@@ -176,5 +187,11 @@ def _raise_for_good(reference: str, error: EngineError) -> None:
 def _image(found: Mapping[str, Any]) -> Image:
     digests = found.get("RepoDigests") or []
     digest = str(digests[0]).rpartition("@")[2] if digests else str(found["Id"])
-    env = [str(each).partition("=") for each in (found.get("Config") or {}).get("Env") or []]
-    return Image(id=str(found["Id"]), digest=digest, env={name: value for name, _, value in env})
+    config = found.get("Config") or {}
+    env = [str(each).partition("=") for each in config.get("Env") or []]
+    return Image(
+        id=str(found["Id"]),
+        digest=digest,
+        env={name: value for name, _, value in env},
+        labels=dict(config.get("Labels") or {}),
+    )

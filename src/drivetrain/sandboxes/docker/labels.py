@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,16 +16,29 @@ SANDBOX = f"{_PREFIX}sandbox"
 SNAPSHOT = f"{_PREFIX}snapshot"
 ROOT = f"{_PREFIX}root"
 _USER = f"{_PREFIX}user"
+_OVERLAYS = f"{_PREFIX}overlays"
 
 
-def make_labels(kind: str, label: Label, root: Path) -> dict[str, str]:
+def make_labels(kind: str, label: Label, root: Path, overlays: Sequence[str] = ()) -> dict[str, str]:
     """Labels of a container (``kind`` is SANDBOX) or of a snapshot's image (SNAPSHOT).
 
-    Both names are always set: an image passes its labels on to its containers, and a container to its image.
+    All names are always set: an image passes its labels on to its containers, and a container to its image.
+
+    Args:
+        overlays: places in a snapshot that hold the content of overlay mounts as it was.
     """
     values = {SANDBOX: "", SNAPSHOT: ""}
     values[kind] = msgspec.json.encode(label).decode()
-    return {**values, ROOT: str(root), _USER: str(os.getuid())}
+    places = msgspec.json.encode(list(overlays)).decode()
+    return {**values, ROOT: str(root), _USER: str(os.getuid()), _OVERLAYS: places}
+
+
+def kept_overlays(labels: Mapping[str, str]) -> frozenset[str]:
+    """Targets of overlay mounts whose content an image has already."""
+    try:
+        return frozenset(msgspec.json.decode(labels.get(_OVERLAYS, "[]"), type=list[str]))
+    except msgspec.MsgspecError:
+        return frozenset()
 
 
 def read_labels(kind: str, labels: Mapping[str, str] | None, root: Path) -> Label | None:

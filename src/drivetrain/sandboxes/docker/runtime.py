@@ -18,7 +18,7 @@ from drivetrain.cache import build_once, cache_root, content_key
 from drivetrain.errors import MissingDependency
 
 INSIDE = "/.drivetrain"
-CONTROL = f"{INSIDE}/control"
+CONTROL = "/.drivetrain-control"
 """Where the folder of a sandbox's own sockets is mounted."""
 
 _HERE = Path(__file__).parent.parent
@@ -37,7 +37,7 @@ def build_inside(cache: Path | None = None) -> Path:
         MissingDependency: this Python cannot be copied (linked statically, or ``ldd`` is missing).
     """
     scripts = [(_HERE / name).read_bytes() for name in _SCRIPTS]
-    key = content_key("inside-3", sys.version, sys.base_prefix, *(data.decode() for data in scripts))
+    key = content_key("inside-4", sys.version, sys.base_prefix, *(data.decode() for data in scripts))
     return build_once(cache_root(cache) / "inside" / key, _build)
 
 
@@ -46,7 +46,6 @@ def _build(folder: Path) -> None:
         copy = folder / Path(name).name
         shutil.copy2(_HERE / name, copy)
         py_compile.compile(str(copy), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    (folder / "control").mkdir()
     python = folder / "python"
     (python / "bin").mkdir(parents=True)
     executable = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drivetrain.sandboxes.control.channel import Channel
 from drivetrain.sandboxes.control.sandbox import ControlledSandbox
+from drivetrain.sandboxes.docker.config import inside_path
 from drivetrain.sandboxes.docker.door import GatewayBroker
 from drivetrain.sandboxes.docker.engine import Engine
 from drivetrain.sandboxes.docker.images import Image
@@ -67,6 +68,11 @@ class DockerSandbox(ControlledSandbox):
     def container_id(self) -> str:
         """The engine's id of the container."""
         return self._container
+
+    @property
+    def overlays(self) -> list[str]:
+        """Where overlay mounts are inside."""
+        return [inside_path(mount.target) for mount in self._spec.mounts if mount.overlay]
 
     @property
     def failed_to_close(self) -> bool:

@@ -6,7 +6,8 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 
 import msgspec
@@ -49,22 +50,21 @@ def _line(text: bytes, line: str) -> bytes:
     return text + (b"" if not text or text.endswith(b"\n") else b"\n") + line.encode() + b"\n"
 
 
-def build_seed(spec: SandboxSpec, user: User, names: Accounts | None) -> bytes:
+def build_seed(spec: SandboxSpec, user: User, names: Accounts, kept: Collection[str] = ()) -> bytes:
     """The tar to unpack at the container's root. Blocks when there are overlay mounts to read.
 
     Args:
-        names: None when the image has the user already (a snapshot).
+        kept: targets of overlay mounts that the image has already, changed as an earlier sandbox left them.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in _own_folders(spec):
             _add(tar, path, user, mode=0o755)
         for mount in spec.mounts:
-            if mount.overlay:
+            if mount.overlay and inside_path(mount.target) not in kept:
                 _copy(tar, mount, user)
-        if names is not None:
-            _add(tar, "/etc/passwd", User(0, 0), mode=0o644, data=names.passwd)
-            _add(tar, "/etc/group", User(0, 0), mode=0o644, data=names.group)
+        _add(tar, "/etc/passwd", User(0, 0), mode=0o644, data=names.passwd)
+        _add(tar, "/etc/group", User(0, 0), mode=0o644, data=names.group)
     return buffer.getvalue()
 
 
@@ -80,7 +80,7 @@ def _own_folders(spec: SandboxSpec) -> list[str]:
 
 def _add(tar: tarfile.TarFile, path: str, user: User, *, mode: int, data: bytes | None = None) -> None:
     member = tarfile.TarInfo(path.lstrip("/"))
-    member.uid, member.gid, member.mode = user.uid, user.gid, mode
+    member.uid, member.gid, member.mode, member.mtime = user.uid, user.gid, mode, time.time()
     if data is None:
         member.type = tarfile.DIRTYPE
     else:
