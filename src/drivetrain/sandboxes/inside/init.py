@@ -20,6 +20,7 @@ from __future__ import annotations
 import _ctypes
 import _signal
 import _socket
+import gc
 import marshal
 import os
 import resource
@@ -38,9 +39,9 @@ SIGKILL, SIGPIPE, SIGSTOP, SIGXFSZ = 9, 13, 19, 25
 MAX_MESSAGE = 4096
 MAX_FDS = 4
 
-# Modules of this folder, compiled by the same Python: name -> code. The owner may start us from such code to save the
-# time of compiling; ``load`` finds the files otherwise.
-CODE: dict[str, Any] = globals().get("CODE", {})
+# Modules of this folder, compiled by the same Python: name -> marshalled code. The owner may start us from such code to
+# save the time of compiling; ``load`` finds the files otherwise.
+CODE: dict[str, bytes] = globals().get("CODE", {})
 
 _prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
 
@@ -50,12 +51,13 @@ def prctl(option: int, value: int) -> None:
 
 
 def load(name: str) -> Any:
-    """A module of this folder."""
+    """A module of this folder; what it does may make cycles."""
+    gc.enable()
     if name not in CODE:
         return __import__(name)
     module = type(os)(name)
     sys.modules[name] = module
-    exec(CODE[name], module.__dict__)
+    exec(marshal.loads(CODE[name]), module.__dict__)
     return module
 
 
@@ -352,6 +354,7 @@ def main() -> None:
     prctl(PR_SET_DUMPABLE, 0)
     os.umask(0o022)
     sys.dont_write_bytecode = True
+    gc.disable()  # no cycles are made here, and a collection after a fork copies pages for nothing
     if not CODE:
         # The folder of this file is on a read-only root that nothing in the box can rename or cover.
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))

@@ -39,21 +39,27 @@ def run(operation: str, folders: tuple[Folder, ...], skip: tuple[bytes, ...] = (
 
 def pack(folders: tuple[Folder, ...], skip: set[str]) -> None:
     """``skip``: paths (mount points) that are not part of any folder."""
-    with os.fdopen(1, "wb", closefd=False) as sink, tarfile.open(fileobj=sink, mode="w|") as archive:
-        for name, path, lower in folders:
-            root, below = os.fsdecode(path), None if lower is None else os.fsdecode(lower)
-            if below is not None:
-                _add_removed(archive, name, root, below, skip)
-            for relative in _walk(root, below, skip):
-                _add(archive, os.path.join(root, relative), f"{name}/{relative}")
-
-
-def _entries(folder: str) -> list[str]:
+    locked: list[tuple[str, int]] = []
     try:
-        return sorted(os.listdir(folder))
-    except PermissionError:
-        os.chmod(folder, stat.S_IMODE(os.lstat(folder).st_mode) | 0o700)
-        return sorted(os.listdir(folder))
+        with os.fdopen(1, "wb", closefd=False) as sink, tarfile.open(fileobj=sink, mode="w|") as archive:
+            for name, path, lower in folders:
+                root, below = os.fsdecode(path), None if lower is None else os.fsdecode(lower)
+                if below is not None:
+                    _add_removed(archive, name, root, below, skip)
+                for relative in _walk(root, below, skip, locked):
+                    _add(archive, os.path.join(root, relative), f"{name}/{relative}")
+    finally:
+        for folder, mode in reversed(locked):
+            os.chmod(folder, mode)
+
+
+def _entries(folder: str, locked: list[tuple[str, int]]) -> list[str]:
+    """Names in a folder; one its user may not enter is opened, and ``locked`` says what to undo."""
+    mode = stat.S_IMODE(os.lstat(folder).st_mode)
+    if mode & 0o500 != 0o500 and not os.access(folder, os.R_OK | os.X_OK):
+        os.chmod(folder, mode | 0o700)
+        locked.append((folder, mode))
+    return sorted(os.listdir(folder))
 
 
 def _kind(path: str) -> int | None:
@@ -63,12 +69,12 @@ def _kind(path: str) -> int | None:
         return None
 
 
-def _walk(root: str, below: str | None, skip: set[str]) -> Iterator[str]:
+def _walk(root: str, below: str | None, skip: set[str], locked: list[tuple[str, int]]) -> Iterator[str]:
     """Relative paths, folders before what is in them; only what differs from ``below`` where there is one."""
     pending = [""]
     while pending:
         folder = pending.pop()
-        for entry in _entries(os.path.join(root, folder)):
+        for entry in _entries(os.path.join(root, folder), locked):
             relative = os.path.join(folder, entry)
             path = os.path.join(root, relative)
             if path in skip:
@@ -225,7 +231,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None
 def _remove(path: str) -> None:
     kind = _kind(path)
     if kind == stat.S_IFDIR:
-        for entry in _entries(path):
+        for entry in _entries(path, []):
             _remove(os.path.join(path, entry))
         os.rmdir(path)
     elif kind is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import re
 import shutil
+import stat
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -41,7 +43,7 @@ _ETC = (
     "services",
     "protocols",
 )
-# Where the uid inside is root's as far as file modes go (see owner.py), these would be writable or tell too much
+# Where the uid inside is root's as far as file modes go (see owner.py), these are writable; and these tell too much.
 # (the list is Docker's, https://github.com/moby/moby/blob/master/oci/defaults.go). bwrap itself covers a part of it.
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger", "mtrr", "dynamic_debug")
 _PROC_MASKED = ("acpi", "asound", "kcore", "kmsg", "keys", "latency_stats", "timer_list", "sched_debug", "scsi")
@@ -107,27 +109,27 @@ def _root() -> list[str]:
     return argv
 
 
-def _etc(own: str, network: str) -> list[str]:
-    argv: list[str] = []
+def _etc(layout: Layout, network: str) -> list[str]:
     names = [*_ETC, "resolv.conf"] if network == "open" else list(_ETC)
-    for name in names:
-        if (Path("/etc") / name).exists():
-            argv += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
-    for name in _OWN_ETC:
-        argv += ["--ro-bind", f"{own}/{name}", f"/etc/{name}"]
-    return argv
+    found = {name: Path("/etc") / name for name in names if (Path("/etc") / name).exists()}
+    found |= {name: Path(layout.volume) / "etc" / name for name in _OWN_ETC}
+    return [word for place, target in layout.etc(found) for word in ("--ro-bind", place, target)]
 
 
-def _proc() -> list[str]:
+def _proc(*, root_outside: bool) -> list[str]:
     argv = ["--proc", "/proc"]
-    for name in _PROC_READ_ONLY:
+    for name in _PROC_READ_ONLY if root_outside else ():
         if (Path("/proc") / name).exists():
             argv += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
     for name in _PROC_MASKED:
         path = Path("/proc") / name
-        if path.is_dir():
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(mode):
             argv += ["--tmpfs", str(path), "--remount-ro", str(path)]
-        elif path.exists():
+        elif root_outside or mode & 0o004:
             argv += ["--ro-bind", "/dev/null", str(path)]
     return argv
 
@@ -190,8 +192,15 @@ class Layout(Protocol):
     def volume(self) -> str:
         """The sandbox's own folder, holding ``home``, ``work`` and ``etc``."""
 
+    @property
+    def root_outside(self) -> bool:
+        """Whether a process inside is root to the files of the host."""
+
     def path(self, source: Path) -> str:
         """Where a host file or folder is."""
+
+    def etc(self, parts: Mapping[str, Path]) -> Iterable[tuple[str, str]]:
+        """Mounts (from, to) that make /etc of files and folders by their names below it."""
 
     def overlay(self, source: Path) -> str:
         """Where a private, writable version of a host folder is."""
@@ -224,7 +233,7 @@ def build_argv(
         limit = ["--size", str(size)] if version >= (0, 7, 0) else []
         return ["--perms", "1777", *limit, "--tmpfs", target]
 
-    argv += [*_root(), *_etc(f"{layout.volume}/etc", spec.network), *_proc(), "--dev", "/dev"]
+    argv += [*_root(), *_etc(layout, spec.network), *_proc(root_outside=layout.root_outside), "--dev", "/dev"]
     # Together less than the memory limit: a full /tmp is an error message, memory that no kill frees is the end.
     memory = spec.limits.memory_bytes
     argv += [*tmpfs("/dev/shm", memory // 4), "--remount-ro", "/dev"]

@@ -15,10 +15,12 @@ _PROBE = (
     "import sys, os, _ctypes, _signal, _socket, resource, select, tarfile; os.pidfd_open; _ctypes.call_function; "
     "sys.exit(sys.version_info < (3, 9))"
 )
-_COMPILE = (
-    "import marshal, sys; pairs = zip(sys.argv[1::2], sys.argv[2::2]); sys.stdout.buffer.write(marshal.dumps("
-    "{name: compile(open(path, encoding='utf-8').read(), name + '.py', 'exec') for name, path in pairs}))"
-)
+_COMPILE = """
+import marshal, sys
+pairs = zip(sys.argv[1::2], sys.argv[2::2])
+code = {name: compile(open(path, encoding="utf-8").read(), name + ".py", "exec") for name, path in pairs}
+sys.stdout.buffer.write(marshal.dumps({name: marshal.dumps(each) for name, each in code.items()}))
+"""
 _HERE = Path(__file__).parent.parent
 _MODULES = {
     "init": _HERE / "inside/init.py",
@@ -55,7 +57,7 @@ def find_interpreter() -> Interpreter:
 
 @functools.cache
 def inside_code(executable: str) -> bytes:
-    """The modules that run inside, compiled by that Python, as ``marshal`` bytes: name -> code.
+    """The modules that run inside, compiled by that Python, as ``marshal`` bytes: name -> marshalled code.
 
     Compiling them takes longer than everything else PID 1 does before its first command. Blocks for about 50 ms, once
     per process.
@@ -75,6 +77,6 @@ def boot_argv(executable: str, *, code_fd: int, control_fd: int) -> list[str]:
     """The command line of PID 1: run ``init`` from the compiled modules behind ``code_fd``."""
     boot = (
         f"import marshal,os;c=marshal.loads(os.pread({code_fd},1<<24,0));os.close({code_fd});"
-        "exec(c['init'],{'__name__':'__main__','CODE':c})"
+        "exec(marshal.loads(c['init']),{'__name__':'__main__','CODE':c})"
     )
     return [executable, "-I", "-S", "-B", "-c", boot, str(control_fd)]

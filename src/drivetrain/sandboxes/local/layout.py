@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from drivetrain.sandboxes.local.bwrap import make_etc
@@ -21,6 +22,8 @@ def furnish(volume: Path) -> None:
 class PlainLayout:
     """Without a stage: bubblewrap sees the host's paths, and an overlay is a copy made beforehand (:meth:`copy`)."""
 
+    root_outside = os.geteuid() == 0
+
     def __init__(self, folder: Path) -> None:
         self.volume = str(folder)
         self.copies: list[tuple[Path, Path]] = []
@@ -28,6 +31,10 @@ class PlainLayout:
     def path(self, source: Path) -> str:
         """The host's path."""
         return str(source)
+
+    def etc(self, parts: Mapping[str, Path]) -> Iterable[tuple[str, str]]:
+        """One mount each."""
+        return [(str(source), f"/etc/{name}") for name, source in parts.items()]
 
     def overlay(self, source: Path) -> str:
         """Where the copy will be."""

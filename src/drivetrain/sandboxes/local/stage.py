@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -38,12 +38,20 @@ class Stage:
         image: disk image to be mounted there instead, which bounds what the sandbox can write.
     """
 
+    root_outside = False
+
     def __init__(self, volume: Path, image: Path | None = None) -> None:
         self.volume = f"{PLACE}/{volume.name}"
         self._folder = volume
         self._image = image
         self._sources: dict[str, str] = {}
         self._overlays: list[Overlay] = []
+        self._etc: dict[str, Path] = {}
+
+    def etc(self, parts: Mapping[str, Path]) -> Iterable[tuple[str, str]]:
+        """One mount of them all, made here: bubblewrap takes a third of a millisecond for each."""
+        self._etc = dict(parts)
+        return [(f"{PLACE}/etc", "/etc")]
 
     def path(self, source: Path) -> str:
         """Where a host file or folder will be."""
@@ -93,13 +101,27 @@ class Stage:
                 os.close(tree)
         for each in self._overlays:
             _mount_overlay(each)
+        self._make_etc()
+
+    def _make_etc(self) -> None:
+        Path(PLACE, "etc").mkdir(mode=0o755)
+        for name, source in self._etc.items():
+            if source.is_relative_to(PLACE):  # small files of our own: in the sandbox's volume
+                Path(PLACE, "etc", name).write_bytes(source.read_bytes())
+                continue
+            tree = kernel.clone_tree(str(source))
+            try:
+                _make_place(f"{PLACE}/etc/{name}", folder=stat.S_ISDIR(os.fstat(tree).st_mode))
+                kernel.attach_tree(tree, f"{PLACE}/etc/{name}")
+            finally:
+                os.close(tree)
 
 
 def _make_place(path: str, *, folder: bool) -> None:
     if folder:
         Path(path).mkdir(parents=True)
     else:
-        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).touch()
 
 
