@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.errors import MissingDependency
+from drivetrain.errors import ConfigError, MissingDependency
 from drivetrain.sandboxes.protocol import (
     Feature,
     Reach,
@@ -56,14 +57,15 @@ async def _translated(what: str) -> AsyncIterator[None]:
     except sdk.FileNotFoundException as error:
         raise FileNotFoundError(str(error)) from error
     except sdk.AuthenticationException as error:
-        raise SandboxError(f"E2B could not {what}: {error}.", fix="Set E2B_API_KEY to a valid key.") from error
+        raise ConfigError(f"E2B could not {what}: {error}.", fix="Set E2B_API_KEY to a valid key.") from error
     except sdk.TimeoutException as error:  # also: unreachable, cut off by a proxy
         raise LinkLost(f"E2B could not {what}: {error}.") from error
     except sdk.SandboxException as error:
         if getattr(error, "status_code", None) in _RETRIED_STATUS:
             raise LinkLost(f"E2B could not {what}: {error}.") from error
         raise SandboxError(f"E2B could not {what}: {error}.") from error
-    except (httpx.TransportError, ConnectError, OSError) as error:
+    except (httpx.TransportError, ConnectError, OSError, json.JSONDecodeError) as error:
+        # The last: a proxy's page of text, where the SDK expects its API's errors.
         raise LinkLost(f"E2B could not {what}: {error!r}.") from error
     except Exception as error:
         # The SDK says so, with no class of its own, when a stream ends in the middle.
@@ -154,6 +156,7 @@ class E2BBackend(RemoteBackend):
         template: for specs without an image; None is E2B's default.
         relay_port: TCP port inside at which a ``network="gateway"`` sandbox finds the gateway.
         dial_port: TCP port inside that is dialled from here.
+        scope: ``reap`` leaves sandboxes of another scope alone (two runs of one user that share an account).
         options: connection options of the SDK (``api_key``, ``domain``, ``api_url``, ``sandbox_url``, ...); what is not
             given comes from its environment variables (``E2B_API_KEY``, ``E2B_DOMAIN``, ...).
     """
@@ -169,9 +172,10 @@ class E2BBackend(RemoteBackend):
         template: str | None = None,
         relay_port: int = DEFAULT_RELAY_PORT,
         dial_port: int = DEFAULT_DIAL_PORT,
+        scope: str = "",
         **options: Any,
     ) -> None:
-        super().__init__(relay_port=relay_port, dial_port=dial_port)
+        super().__init__(relay_port=relay_port, dial_port=dial_port, scope=scope)
         self._template = template
         self._options = {"request_timeout": CALL_S, **options}
 

@@ -20,11 +20,12 @@ from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 
-from tests.sandboxes.doubles.box import Box
+from tests.sandboxes.doubles.box import Box, furnish
 from tests.sandboxes.doubles.front import Front, Streams, Thread
 
 ENVD_PORT = 49983
 ENVD_VERSION = "0.6.7"
+TEMPLATES = ("base", "no-python")
 API_KEY = "e2b_" + "0" * 40
 
 
@@ -109,6 +110,10 @@ class E2BServer:
 
     def start(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
+        for name in TEMPLATES:
+            furnish(self.root / name)
+        profile = self.root / "no-python" / "etc" / "profile"
+        profile.write_text("export PATH=/nowhere\n")
         self._thread.do(self._start())
 
     def stop(self) -> None:
@@ -138,6 +143,7 @@ class E2BServer:
         app.router.add_delete("/templates/{id}", self._drop)
         app.router.add_post("/process.Process/Start", self._run)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/double", self._all)
         app.router.add_get("/files", self._read)
         app.router.add_post("/files", self._write)
         self._runner = web.AppRunner(app, access_log=None)
@@ -231,7 +237,7 @@ class E2BServer:
             return web.json_response(self.made[self._keys[key]].created(), status=201)
         body = await request.json()
         template = body["templateID"]
-        if template not in ("base", "no-python") and template not in self.snapshots:
+        if template not in TEMPLATES and template not in self.snapshots:
             return web.json_response({"code": 404, "message": f"template {template} not found"}, status=404)
         box_id = "i" + secrets.token_hex(10)
         open_network = body.get("allow_internet_access", True)
@@ -239,9 +245,7 @@ class E2BServer:
         made = self.made[box_id] = Made(box, body)
         if key is not None:
             self._keys[key] = box_id
-        await asyncio.shield(box.start(self.snapshots.get(template)))
-        if template == "no-python":
-            (box.root / "etc" / "profile").write_text("export PATH=/nowhere\n")
+        await asyncio.shield(box.start(self.snapshots.get(template, self.root / template)))
         return web.json_response(made.created(), status=201)
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -282,13 +286,18 @@ class E2BServer:
         await process.wait()
         return web.Response(status=204)
 
+    async def _all(self, _: web.Request) -> web.Response:
+        return web.json_response({made.box.id: made.metadata for made in self.made.values()})
+
     # -- envd ---------------------------------------------------------------------------------------------------
 
     def _box(self, request: web.Request) -> Box:
         made = self.made.get(request.headers.get("E2b-Sandbox-Id", ""))
         if made is None or not made.box.alive:
             message = "The sandbox was not found"
-            raise web.HTTPBadGateway(text=json.dumps({"code": 502, "message": message}), content_type="application/json")
+            raise web.HTTPBadGateway(
+                text=json.dumps({"code": 502, "message": message}), content_type="application/json"
+            )
         if request.headers.get("X-Access-Token") != made.envd_token:
             raise web.HTTPUnauthorized(text=json.dumps({"code": "unauthenticated", "message": "bad token"}))
         return made.box

@@ -43,12 +43,14 @@ class RemoteBackend(ABC):
     Args:
         relay_port: TCP port inside at which a ``network="gateway"`` sandbox finds the gateway.
         dial_port: TCP port inside that the host dials into for it.
+        scope: :meth:`reap` leaves sandboxes of another scope alone.
     """
 
     name: str
     features: frozenset[Feature]
 
-    def __init__(self, *, relay_port: int, dial_port: int) -> None:
+    def __init__(self, *, relay_port: int, dial_port: int, scope: str) -> None:
+        self._scope = scope
         self._relay_port = relay_port
         self._dial_port = dial_port
         self._open: set[RemoteSandbox] = set()
@@ -95,6 +97,7 @@ class RemoteBackend(ABC):
         Raises:
             SandboxStartError: it did not come up; nothing is left behind.
             SandboxUnsupported: the spec asks for what this backend cannot do.
+            ConfigError: the provider does not accept our credentials.
             MissingDependency: the provider's SDK is not installed.
         """
         self._check(spec)
@@ -141,7 +144,7 @@ class RemoteBackend(ABC):
             raise SandboxStartError(f"Sandbox {label.id} did not start: {error.what}", fix=error.fix) from error
 
     async def _make(self, spec: SandboxSpec, label: Label) -> Transport:
-        metadata = to_metadata(label)
+        metadata = to_metadata(label, self._scope)
         lost = False
 
         async def attempt() -> Transport:
@@ -192,10 +195,10 @@ class RemoteBackend(ABC):
 
         Only those with our label of this user on this machine; what another left ends with the provider's lease.
         """
-        mine = {KEY_OWNER: owner_key(new_label("", 0, {}))}
+        mine = {KEY_OWNER: owner_key(self._scope)}
         reaped = []
         for box in await patiently("list sandboxes", lambda: self._find(mine)):
-            label = from_metadata(box.metadata)
+            label = from_metadata(box.metadata, self._scope)
             if label is None or not is_left_over(label) or any(label.id == each.id for each in self._open):
                 continue
             await patiently(f"end sandbox {label.id}", lambda: self._kill_box(box.id))  # noqa: B023

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping
 
@@ -16,27 +17,27 @@ KEY_LABEL = "drivetrain-label"
 DEADLINE_GRACE_S = 120.0
 
 
-def owner_key(label: Label) -> str:
-    """This user on this machine: what the reaper asks the provider for."""
-    return f"{os.getuid()}-{label.host}"
+def owner_key(scope: str) -> str:
+    """This user on this machine, and the backend's scope: what the reaper asks the provider for."""
+    return "-".join([str(os.getuid()), socket.gethostname(), *([scope] if scope else [])])
 
 
-def to_metadata(label: Label) -> dict[str, str]:
+def to_metadata(label: Label, scope: str) -> dict[str, str]:
     """The label as metadata."""
     return {
-        KEY_OWNER: owner_key(label),
+        KEY_OWNER: owner_key(scope),
         KEY_ID: label.id,
         KEY_LABEL: msgspec.json.encode(label).decode(),
     }
 
 
-def from_metadata(metadata: Mapping[str, str]) -> Label | None:
+def from_metadata(metadata: Mapping[str, str], scope: str) -> Label | None:
     """The label in a box's metadata; None when it is not ours."""
     try:
         label = msgspec.json.decode(metadata.get(KEY_LABEL, ""), type=Label)
     except msgspec.MsgspecError:
         return None
-    return label if metadata.get(KEY_ID) == label.id and metadata.get(KEY_OWNER) == owner_key(label) else None
+    return label if metadata.get(KEY_ID) == label.id and metadata.get(KEY_OWNER) == owner_key(scope) else None
 
 
 def is_left_over(label: Label) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 UID = GID = 1000
 NAME = "agent"
-NEEDED = ("_socket", "asyncio", "ctypes", "fcntl", "marshal", "pwd", "resource", "select", "tarfile")
+NEEDED = ("_ctypes", "_socket", "asyncio", "fcntl", "marshal", "pwd", "resource", "select", "tarfile")
 
 
 class Unfit(Exception):
@@ -29,11 +29,11 @@ def check() -> None:
         raise Unfit("its python3 is older than 3.9")
     if os.geteuid() != 0:
         raise Unfit("commands do not run as root, which the supervisor needs")
+    from importlib.util import find_spec
+
     for name in NEEDED:
-        try:
-            __import__(name)
-        except ImportError as error:
-            raise Unfit(f"its python3 has no module {name}") from error
+        if find_spec(name) is None:
+            raise Unfit(f"its python3 has no module {name}")
     if not hasattr(os, "pidfd_open"):
         raise Unfit("its python3 or its kernel is too old (os.pidfd_open)")
 
