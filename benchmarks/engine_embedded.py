@@ -9,19 +9,20 @@ turn about --delta new prompt tokens and exactly --new sampled ones (no end-of-t
 are
 
   embedded   drivetrain's own engine: keys and values stay in memory from turn to turn, log-probs are told
-  plain      transformers' generate over the batch, left padded, which computes every prompt from its start, no log-probs
+  plain      transformers' generate over the batch, left padded: every prompt is computed from its start, no log-probs
   vllm       vLLM's CPU build with prefix caching, through drivetrain's client (scripts/vllm-venv installs it)
 
-One side runs at a time (vLLM's processes are stopped meanwhile), in turn, --repetitions times, so that slow drift of the
-machine hits all of them. Tokens per second are sampled tokens by wall time, prompts included. "CPU s" is processor time
-of all the side's processes; "others" is the share of the machine that other processes used meanwhile: above a few per
-cent believe the ratios of CPU time, not those of wall time.
+One side runs at a time (vLLM's processes are stopped meanwhile), in turn, --repetitions times, so that slow drift of
+the machine hits all of them. Tokens per second are sampled tokens by wall time, prompts included. "CPU s" is processor
+time of all the side's processes; "others" is the share of the machine that other processes used meanwhile: above a few
+per cent believe the ratios of CPU time, not those of wall time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.metadata
 import json
 import os
 import signal
@@ -30,17 +31,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
-import transformers
-from engine_sides import VLLM, Embedded, Load, Plain, Side
 
-from drivetrain.engines.models import ModelDir, resolve_model
-from drivetrain.engines.quiet import no_progress_bars
-from drivetrain.engines.tiny import build_tiny_model
-from tests.real.vllm_server import vllm_python
+if TYPE_CHECKING:
+    from engine_sides import Load, Side
+
+    from drivetrain.engines.models import ModelDir
 
 SIDES = ("embedded", "plain", "vllm")
 
@@ -48,6 +46,8 @@ SIDES = ("embedded", "plain", "vllm")
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and write ``--out``."""
     args = _parse(argv)
+    from drivetrain.engines.quiet import no_progress_bars  # torch and transformers stay off --help
+
     with tempfile.TemporaryDirectory() as folder, no_progress_bars():
         results = asyncio.run(_measure_all(args, Path(folder)))
     print(_table(results))
@@ -84,6 +84,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 async def _measure_all(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from engine_sides import Load
+
+    from drivetrain.engines.models import resolve_model
+    from drivetrain.engines.tiny import build_tiny_model
+
     me = asyncio.current_task()
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)  # a stopped server would be left behind
@@ -99,12 +104,14 @@ async def _measure_all(args: argparse.Namespace, folder: Path) -> dict[str, Any]
         "model": model.name,
         "load": vars(load),
         "cores": len(os.sched_getaffinity(0)),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
         "settings": settings,
     }
 
 
 def _sides(args: argparse.Namespace, model: ModelDir, load: Load, folder: Path, dtype: str, threads: int) -> list[Side]:
+    from engine_sides import VLLM, Embedded, Plain, vllm_python
+
     sides: list[Side] = []
     if "embedded" in args.sides:
         sides.append(Embedded(model, load, dtype=dtype, threads=threads))

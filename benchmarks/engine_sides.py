@@ -1,4 +1,4 @@
-"""The three ways to sample that ``engine_embedded.py`` compares: each runs the same conversations and says what it cost."""
+"""The three ways to sample that ``engine_embedded.py`` compares; each runs the same conversations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOWEST_ID = 100  # below it are special tokens
 
 @dataclass(frozen=True)
 class Load:
-    """``conversations`` run at the same time; each of their ``turns`` adds about ``delta`` tokens and samples ``new``."""
+    """``conversations`` at the same time; each of their ``turns`` adds about ``delta`` tokens and samples ``new``."""
 
     conversations: int = 8
     turns: int = 10

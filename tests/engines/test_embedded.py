@@ -212,6 +212,33 @@ async def test_cancelling_frees_the_slot_and_keeps_what_was_computed(engine: Emb
     assert engine.metrics().prefill_tokens == before + 1
 
 
+@pytest.mark.parametrize(("steps", "sampled"), [(2, 0), (20, 6)], ids=["in the prompt", "in the answer"])
+async def test_a_cancelled_call_gets_no_further_step(engine: EmbeddedEngine, steps: int, sampled: int) -> None:
+    loop = engine._running()
+    step = loop._step
+
+    def step_then_hold() -> None:
+        step()
+        if loop.metrics.steps == steps:
+            loop._pauses += 1  # what pause() does, from the engine's own thread
+
+    loop._step = step_then_hold  # type: ignore[method-assign]
+    call = asyncio.ensure_future(ask(engine, prompt(470), 30, seed=0))  # 15 steps of 32 tokens, then one per token
+    while not loop._pauses:  # noqa: ASYNC110 - the engine thread sets no asyncio event
+        await asyncio.sleep(0.001)
+    await engine.pause()  # returns when that step has ended
+    loop._step = step  # type: ignore[method-assign]
+    call.cancel()
+    assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], asyncio.CancelledError)
+    loop._pauses -= 1
+    await engine.resume()
+    assert len((await ask(engine, prompt(12, 1), 4)).token_ids) == 4
+    seen = engine.metrics()
+    assert (seen.cancelled, seen.running) == (1, 0)
+    assert seen.generated_tokens == sampled + 4
+    assert seen.prefill_tokens == min(470, 32 * steps) + 12
+
+
 async def test_new_weights_drop_keys_and_raise_the_version(engine: EmbeddedEngine, tiny: ModelDir) -> None:
     ids = prompt(50)
     old = await ask(engine, ids, seed=1)

@@ -59,7 +59,7 @@ async def batch(engine: EmbeddedEngine) -> list[tuple[list[int], Completion]]:
             ids = ids + list(done.token_ids) + prompt(5, turn)
         return turns
 
-    return sum(await asyncio.gather(*[session(index) for index in range(4)]), [])
+    return [turn for turns in await asyncio.gather(*[session(index) for index in range(4)]) for turn in turns]
 
 
 async def test_log_probs_are_those_of_a_bf16_forward_pass(engine: EmbeddedEngine, tiny: ModelDir) -> None:
