@@ -1,4 +1,4 @@
-"""Pulling: once for all, with progress and patience, and typed errors that say what to do; before an engine's double."""
+"""Pulls: once for all, with progress, patience and typed errors that say what to do; before a double of the engine."""
 
 from __future__ import annotations
 

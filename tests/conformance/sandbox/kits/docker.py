@@ -47,11 +47,14 @@ class DockerKit(BaseKit):
             return "only root can start a Docker daemon for the tests"
         if shutil.which("dockerd") is None:
             return "there is no dockerd (scripts/docker-engine install)"
-        recipe = next(line for line in SCRIPT.read_text().splitlines() if line.startswith("recipe=")).split()[0]
-        images = cache_root() / "test-images" / recipe.removeprefix("recipe=")
-        if not all((images / f"{name}.tar").exists() for name in ("base", "bare")):
+        if not all((self.images_folder() / f"{name}.tar").exists() for name in ("base", "bare")):
             return "the test images are not built (scripts/docker-engine images)"
         return None
+
+    def images_folder(self) -> Path:
+        """Where the script keeps the images it has built."""
+        recipe = next(line for line in SCRIPT.read_text().splitlines() if line.startswith("recipe=")).split()[0]
+        return cache_root() / "test-images" / recipe.removeprefix("recipe=")
 
     def promised(self) -> frozenset[Feature]:
         return frozenset(
