@@ -69,7 +69,7 @@ async def test_a_tree_that_kills_its_parent_does_not_outlive_the_call(box: Sandb
 async def test_a_command_that_kills_everything_it_can_ends_only_itself(box: SandboxHandle, nap: str) -> None:
     with contextlib.suppress(SandboxError):
         done = await sh(box, f"sleep {nap} & kill -9 -1", timeout_s=5)
-        assert done.exit_code != 0
+        assert done.exit_code in (0, 137)  # the kernel spares the caller; 137 where what keeps it went with the rest
     done = await box.exec(["echo", "still here"])
     assert done.stdout == b"still here\n"
     assert await sleepers(box, nap) == 0
@@ -194,7 +194,7 @@ async def test_job_stdin_is_null(box: SandboxHandle) -> None:
 
 
 async def test_jobs_do_not_disturb_each_other(box: SandboxHandle) -> None:
-    jobs = [await box.start(["sh", "-c", f"sleep 0.3; echo {i}; exit {i}"]) for i in range(8)]
+    jobs = [await box.start(["sh", "-c", f"sleep {60 if i == 3 else 0.3}; echo {i}; exit {i}"]) for i in range(8)]
     await jobs[3].kill(0)
     ends = await asyncio.gather(*(job.wait(30) for job in jobs))
     assert [done.exit_code for done in ends] == [0, 1, 2, 137, 4, 5, 6, 7]

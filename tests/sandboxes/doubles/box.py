@@ -143,7 +143,7 @@ class Box:
         made: list[socket.socket] = []
 
         def enter() -> None:
-            with open(f"/proc/{self.pid}/ns/net") as space:
+            with Path(f"/proc/{self.pid}/ns/net").open() as space:
                 if ctypes.CDLL(None).setns(space.fileno(), _NEWNET) == 0:
                     made.append(socket.socket())
 

@@ -1,4 +1,4 @@
-"""E2B on loopback: the control plane's REST, envd's process service (Connect, streaming JSON), its files, the port proxy.
+"""E2B on loopback: the control plane, envd's process service (Connect, streaming JSON) and files, the port proxy.
 
 What the official SDK sends was read off its source. Faults are asked for with :attr:`E2BServer.faults`.
 """

@@ -73,7 +73,9 @@ class Front:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             first, *lines = head.decode("latin-1").split("\r\n")
-            headers = {name.strip().lower(): value.strip() for name, _, value in (l.partition(":") for l in lines)}
+            headers = {
+                name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+            }
             try:
                 found = await self._route(first, headers)
             except OSError:

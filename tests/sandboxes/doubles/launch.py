@@ -1,7 +1,7 @@
 """Starts one box: ``python launch.py ROOT BASE NETWORK``; prints the host pid of its first process.
 
-The box has user ids of its own (0-65535 from BASE), so that root inside is nobody outside, and its own processes, mounts,
-IPC, and unless NETWORK is ``open`` its own network with loopback only. It ends with this process.
+The box has user ids of its own (0-65535 from BASE), so that root inside is nobody outside, and its own processes,
+mounts, IPC, and unless NETWORK is ``open`` its own network with loopback only. It ends with this process.
 """
 
 # ruff: noqa: PTH101, PTH123
@@ -97,7 +97,7 @@ def main() -> None:
         if pid == 0:
             first(root, network)
         os.write(1, b"%d\n" % pid)
-        _, status = os.waitpid(pid, 0)
+        os.waitpid(pid, 0)
         os._exit(1)
     mine.recv(1)
     for name in ("uid_map", "gid_map"):

@@ -73,6 +73,7 @@ class RemoteJob:
             raise SandboxError(
                 f"The sandbox cannot start a process: {answer['error']}.", fix="Raise limits.pids or start fewer."
             )
+        self._note(answer)
         self._end = self._supervisor.spawn(self._follow(answer))
 
     async def _follow(self, answer: dict[str, Any]) -> ExecResult:
