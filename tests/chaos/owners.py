@@ -54,8 +54,9 @@ class Owner:
         self.random = random.Random(f"{plan.seed}/{number}")
         self.log = os.open(plan.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self.dies_in = plan.deaths[number]
-        # Not at once: first come, first killed would leave the others no time to get anywhere.
-        self.until_death = self.random.randint(1, plan.each // 2 + 1)
+        # The first of those who die in a phase surely does so in the middle of it; the others get further before.
+        self.surely = self.dies_in is not None and plan.deaths.index(self.dies_in) == number
+        self.until_death = 1 if self.surely else self.random.randint(1, 4)
 
     def say(self, *words: object) -> None:
         os.write(self.log, (" ".join(map(str, (self.number, *words))) + "\n").encode())
@@ -67,8 +68,7 @@ class Owner:
         if name == self.dies_in:
             self.until_death -= 1
             if self.until_death == 0:
-                first = self.plan.deaths.index(name) == self.number  # of those who die so: surely in the middle of it
-                delay = 0.0 if first else self.random.uniform(0, self.random.choice([0.02, 0.2]))
+                delay = 0.0 if self.surely else self.random.uniform(0, self.random.choice([0.02, 0.2]))
                 asyncio.get_running_loop().call_later(delay, os.kill, os.getpid(), signal.SIGKILL)
         yield
         self.say("end", name, sandbox)
