@@ -21,10 +21,11 @@ lint: setup ## ruff, mypy, import-linter.
 test: lint assets ## Set up, then all checks and tests.
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist worksteal
 
+VLLM ?= 0.31.0
 test-vllm: setup ## The engine, the probe, the fence and a rollout before a live vLLM on CPU (its own venv, about 3 GB).
-	scripts/vllm-venv
+	scripts/vllm-venv $(VLLM)
 	.venv/bin/drivetrain prepare --task pypi__xmltodict-0.14.2
-	DRIVETRAIN_VLLM=1 OMP_NUM_THREADS=1 .venv/bin/python -m pytest -s tests/real/test_vllm_live.py
+	DRIVETRAIN_VLLM=1 DRIVETRAIN_VLLM_VERSION=$(VLLM) OMP_NUM_THREADS=1 .venv/bin/python -m pytest -s tests/real/vllm
 
 oracle: setup ## Every task: the reference fix must score 1.0 and doing nothing 0.0.
 	scripts/oracle

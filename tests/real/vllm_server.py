@@ -19,13 +19,17 @@ from drivetrain.engines.models import ModelDir
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSION = Path(__file__).parent / "vllm_extension"
 CONTEXT = 8192
+DEFAULT = "0.31.0"
 _PR_SET_PDEATHSIG = 1
 
 
 def vllm_python() -> Path | None:
-    """The interpreter that has vLLM: ``DRIVETRAIN_VLLM_PYTHON``, else that of ``.venv-vllm`` (scripts/vllm-venv)."""
+    """The interpreter that has vLLM: ``DRIVETRAIN_VLLM_PYTHON``, else the one that scripts/vllm-venv made for
+    ``DRIVETRAIN_VLLM_VERSION`` (default: the version that needs no argument there)."""
     named = os.environ.get("DRIVETRAIN_VLLM_PYTHON")
-    path = Path(named) if named else ROOT / ".venv-vllm" / "bin" / "python"
+    version = os.environ.get("DRIVETRAIN_VLLM_VERSION", DEFAULT)
+    venv = ".venv-vllm" if version == DEFAULT else f".venv-vllm-{version}"
+    path = Path(named) if named else ROOT / venv / "bin" / "python"
     return path if path.is_file() else None
 
 
@@ -67,9 +71,7 @@ def live_server(
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.path)),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "policy"),
-        *("--max-model-len", str(CONTEXT), "--dtype", dtype, "--logprobs-mode", mode),
-        # Of the CPU build's own 128 tokens per block no short prompt fills one, and nothing is ever found in the cache.
-        *("--block-size", "32", *flags),
+        *("--max-model-len", str(CONTEXT), "--dtype", dtype, "--logprobs-mode", mode, *flags),
         *(["--enforce-eager"] if eager else []),
     ]
     switches = {

@@ -18,7 +18,9 @@ from tests.real.vllm.support import Watched, started
 from tests.real.vllm_server import LiveServer, live_server, vllm_python
 
 ROOM = Path(__file__).parent
+SMALL_BLOCKS = ("--block-size", "32")  # of the CPU build's own 128 tokens no short prompt fills one, and caches nothing
 FLAGS = (
+    *SMALL_BLOCKS,
     "--enable-scale-out",
     "--enable-tokenizer-info-endpoint",
     "--enable-auto-tool-choice",

@@ -21,6 +21,7 @@ from drivetrain.errors import ConfigError
 from drivetrain.gateway.fence import Fence
 from drivetrain.messages import Message
 from drivetrain.tokens.codec import TokenCodec
+from tests.real.vllm.conftest import SMALL_BLOCKS
 from tests.real.vllm.support import QUESTIONS, gaps_of, post, samples_of, started, until_running
 from tests.real.vllm_server import LiveServer, live_server
 
@@ -33,7 +34,7 @@ def bf16(
 ) -> Iterator[LiveServer]:
     """``server`` is asked for so that it boots meanwhile."""
     log = tmp_path_factory.mktemp("vllm-bf16") / "server.log"
-    flags = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
+    flags = (*SMALL_BLOCKS, "--enable-lora", "--max-loras", "2", "--max-lora-rank", "8")
     with live_server(python, model, log, mode="raw_logprobs", dtype="bfloat16", flags=flags) as running:
         yield running
 
@@ -78,8 +79,8 @@ def adapter(model: ModelDir, weights: Any, seed: int, folder: Path) -> Any:
     for number, layer in enumerate(merged.model.layers):
         for name in ("q_proj", "v_proj"):
             weight = getattr(layer.self_attn, name).weight
-            down = torch.randn(RANK, weight.shape[1], generator=generator) * 0.05
-            up = torch.randn(weight.shape[0], RANK, generator=generator) * 0.05
+            down = torch.randn(RANK, weight.shape[1], generator=generator) * 0.08
+            up = torch.randn(weight.shape[0], RANK, generator=generator) * 0.08
             base = f"base_model.model.model.layers.{number}.self_attn.{name}"
             tensors |= {f"{base}.lora_A.weight": down, f"{base}.lora_B.weight": up}
             with torch.no_grad():
