@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
 import pytest
 
 from drivetrain.engines.fingerprint import ChecksWeights, Fingerprint, Fingerprints, WeightsMismatch
-from drivetrain.engines.protocol import EngineError, EngineMalformed
+from drivetrain.engines.protocol import EngineError, EngineMalformed, Sampling
 from drivetrain.engines.sglang import SGLangEngine
 from drivetrain.engines.vllm import VLLMEngine
 from drivetrain.errors import ConfigError
@@ -96,6 +97,24 @@ async def test_vllm_scores_the_policy_on_every_replica() -> None:
         two.scores_prompts, two.faults = True, WireFaults(adds_bos=True)
         with pytest.raises(EngineMalformed, match="did not score a prompt"):
             await engine.check_weights(of(1))
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("adapter", [None, "lora"])
+async def test_beside_an_adapter_a_text_is_scored_alone(adapter: str | None) -> None:
+    """vLLM's CPU code for adapters ends its engine over a scored prompt in a batch with another call."""
+    table = KnobTable()
+    server = VLLMDouble(table, models=["policy", "lora"])
+    async with serving(server) as urls:
+        engine = VLLMEngine(urls, adapter=adapter)
+        await engine.start()
+        long = Sampling(max_tokens=300, seed=1)  # the table takes a millisecond for each
+        running = asyncio.ensure_future(engine.generate([5], long, request_id="r"))
+        while not server.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await engine.check_weights(of(0))
+        assert running.done() == (adapter is not None)
+        await running
         await engine.aclose()
 
 

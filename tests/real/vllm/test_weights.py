@@ -137,7 +137,7 @@ async def test_held_calls_straddle_and_every_token_has_its_version(
         if not spans:
             switch = int((off[0] > 1e-3).argmax())
             spans = [(switch, 0), (len(ids) - switch, 1)]
-            assert 0 < switch
+            assert switch > 0
         at = 0
         for count, version in spans:
             assert turn.policy_version_start <= version <= turn.policy_version_end

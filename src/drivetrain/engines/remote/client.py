@@ -74,6 +74,11 @@ class RemoteClient:
         """Base URLs of the servers."""
         return tuple(replica.url for replica in self.replicas.all)
 
+    @property
+    def in_flight(self) -> int:
+        """Calls that servers work on now."""
+        return sum(replica.in_flight for replica in self.replicas.all)
+
     async def open(self) -> None:
         """Make the connection pool; idempotent. Nothing is sent."""
         if self._session is None:

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 _COLDEST = 0.01  # below it vLLM samples at 0.01 and does not say so
 _RESET_TRIES = 10
 _RESET_PAUSE_S = 0.5
+_IDLE_POLL_S = 0.05
 _DEV_MODE = "Start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment (on an address that only the trainer reaches)."
 
 
@@ -254,12 +255,18 @@ class VLLMEngine:
     async def check_weights(self, fingerprint: Fingerprint) -> float:
         """Score a text with the policy on every server, which must not be paused. The largest mean difference, nats.
 
+        Where the policy is an adapter this waits until our running calls have ended.
+
         Raises:
             WeightsMismatch: a server's weights are not the trainer's.
             EngineMalformed: a server did not score it.
             EngineError: a server fails.
         """
         model = self._model_of(self._version, self._facts.model)
+        while self._adapter is not None and self._client.in_flight:
+            await asyncio.sleep(
+                _IDLE_POLL_S
+            )  # vLLM's CPU code for adapters dies of a scored prompt beside another call
         return self._fingerprints.judge(fingerprint, await score(self._client, model, fingerprint.token_ids))
 
     async def _control(self, path: str, *, fails: bool = True) -> list[Any]:
