@@ -263,10 +263,9 @@ class VLLMEngine:
             EngineError: a server fails.
         """
         model = self._model_of(self._version, self._facts.model)
-        while self._adapter is not None and self._client.in_flight:
-            await asyncio.sleep(
-                _IDLE_POLL_S
-            )  # vLLM's CPU code for adapters dies of a scored prompt beside another call
+        # vLLM's CPU code for adapters ends the engine over a scored prompt in a batch with another call.
+        while self._adapter is not None and self._client.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(_IDLE_POLL_S)
         return self._fingerprints.judge(fingerprint, await score(self._client, model, fingerprint.token_ids))
 
     async def _control(self, path: str, *, fails: bool = True) -> list[Any]:
