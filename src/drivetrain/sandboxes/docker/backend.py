@@ -117,7 +117,7 @@ class DockerBackend:
         self._accounts: dict[str, Accounts] = {}
         self._to_drop: set[str] = set()
         self._dropping = asyncio.Lock()
-        self._warned = False
+        self._warned: set[str] = set()
         self._creating = 0
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
@@ -261,11 +261,11 @@ class DockerBackend:
     async def _meet(self, engine: Engine, container: str, door: ControlDoor) -> tuple[Channel, int]:
         """PID 1's connection and its pid on this host."""
 
-        async def alive() -> bool:
-            state = await engine.inspect(container)
-            return state is not None and bool(state["State"]["Running"])
+        async def first_pid() -> int:
+            found = await engine.inspect(container)
+            return int(found["State"].get("Pid") or 0) if found is not None else 0
 
-        channel = Channel(await door.accept(container, alive, START_TIMEOUT_S))
+        channel = Channel(await door.accept(container, first_pid, START_TIMEOUT_S))
         try:
             pid = await channel.expect("hello", START_TIMEOUT_S)
         except BaseException:
@@ -288,9 +288,13 @@ class DockerBackend:
         self._note_missing_limits(spec.limits)
 
     def _note_missing_limits(self, limits: Limits) -> None:
-        if limits.disk_bytes is not None and not self._warned:
-            self._warned = True
-            logger.warning("the docker backend does not enforce limits.disk_bytes; file_bytes bounds each file")
+        """Say once which limits do not hold."""
+        missing = [*(self._engine.missing_limits if self._engine is not None else ())]
+        if limits.disk_bytes is not None:
+            missing.append("disk")
+        if fresh := [name for name in missing if name not in self._warned]:
+            self._warned.update(fresh)
+            logger.warning("containers here do not enforce the %s limit of sandboxes", " and ".join(fresh))
 
     async def _undo(
         self, engine: Engine, name: str, folder: Path, channel: Channel | None, broker: GatewayBroker | None

@@ -57,11 +57,14 @@ class ControlDoor:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._listener.listen(4)
 
-    async def accept(self, container: str, alive: Callable[[], Awaitable[bool]], timeout_s: float) -> socket.socket:
+    async def accept(self, container: str, pid: Callable[[], Awaitable[int]], timeout_s: float) -> socket.socket:
         """The connection of PID 1 of ``container`` (its full id); any other peer is turned away.
 
+        Args:
+            pid: asks the engine for the pid of PID 1 on the host; 0 when it has ended.
+
         Raises:
-            SandboxStartError: the container ended first (``alive`` says so), or nobody came in time.
+            SandboxStartError: the container ended first, or nobody came in time.
         """
         loop = asyncio.get_running_loop()
         until = time.monotonic() + timeout_s
@@ -69,14 +72,21 @@ class ControlDoor:
             try:
                 peer, _ = await asyncio.wait_for(loop.sock_accept(self._listener), min(left, 0.5))
             except TimeoutError:
-                if not await alive():
+                if not await pid():
                     raise SandboxStartError(
                         "The container ended before its first process had connected.",
                         fix="Check that the image is for this machine's processor architecture.",
                     ) from None
                 continue
-            if is_pid_1_of(peer_pid(peer), container):
-                return peer
+            # The engine's numbers are ours unless it runs in a container itself; without control groups they are all
+            # there is to go by.
+            calling = peer_pid(peer)
+            try:
+                if is_pid_1_of(calling, container) or (calling and calling == await pid()):
+                    return peer
+            except BaseException:
+                peer.close()
+                raise
             peer.close()
         raise SandboxStartError(
             f"The container's first process did not connect within {timeout_s:g} s.",

@@ -81,17 +81,20 @@ class Engine:
         self._docker = aiodocker.Docker(url=f"{_SCHEME}{socket}")
         self.name = "Docker"
         self.rootless = False
+        self.missing_limits: list[str] = []
 
     async def close(self) -> None:
         """Close the connections; idempotent."""
         await self._docker.close()
 
     async def identify(self) -> None:
-        """Learn which engine this is, and that it answers."""
+        """Learn which engine this is, that it answers, and which limits it cannot enforce."""
         version = await self._call("ask for its version", self._docker.version())
         components = " ".join(str(part.get("Name", "")) for part in version.get("Components") or [])
         self.name = "Podman" if "podman" in components.lower() else "Docker"
         info = await self._call("ask for its settings", self._docker.system.info())
+        known = {"MemoryLimit": "memory", "PidsLimit": "process", "CpuCfsQuota": "processor"}
+        self.missing_limits = [name for field, name in known.items() if info.get(field) is False]
         self.rootless = any("rootless" in str(option) for option in info.get("SecurityOptions") or [])
 
     async def image(self, reference: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ no particular libc, not even a shell. It is a copy of the interpreter that runs 
 
 from __future__ import annotations
 
+import os
 import py_compile
 import re
 import shutil
@@ -36,16 +37,30 @@ def build_inside(cache: Path | None = None) -> Path:
     Raises:
         MissingDependency: this Python cannot be copied (linked statically, or ``ldd`` is missing).
     """
-    scripts = [(_HERE / name).read_bytes() for name in _SCRIPTS]
-    key = content_key("inside-4", sys.version, sys.base_prefix, *(data.decode() for data in scripts))
-    return build_once(cache_root(cache) / "inside" / key, _build)
+    python = build_once(
+        cache_root(cache) / "inside" / f"python-{content_key('inside-5', sys.version, sys.base_prefix)}", _build_python
+    )
+    scripts = [(_HERE / name).read_text() for name in _SCRIPTS]
+
+    def build(folder: Path) -> None:
+        shutil.copytree(python, folder, symlinks=True, dirs_exist_ok=True, copy_function=os.link)  # takes no space
+        for name in _SCRIPTS:
+            copy = folder / Path(name).name
+            shutil.copy2(_HERE / name, copy)
+            py_compile.compile(str(copy), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        _open_to_others(folder)
+
+    return build_once(cache_root(cache) / "inside" / content_key(python.name, *scripts), build)
 
 
-def _build(folder: Path) -> None:
-    for name in _SCRIPTS:
-        copy = folder / Path(name).name
-        shutil.copy2(_HERE / name, copy)
-        py_compile.compile(str(copy), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+def _open_to_others(folder: Path) -> None:
+    """Whatever our umask: another user reads this."""
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.parent.name in ("bin", "libs") else 0o644)
+
+
+def _build_python(folder: Path) -> None:
     python = folder / "python"
     (python / "bin").mkdir(parents=True)
     executable = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
@@ -58,9 +73,7 @@ def _build(folder: Path) -> None:
     libraries.mkdir()
     loader = _copy_libraries([executable, *copied.rglob("*.so")], libraries)
     (folder / "loader").symlink_to(f"libs/{loader}")
-    for path in folder.rglob("*"):  # whatever our umask: another user reads this
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path.parent.name in ("bin", "libs") else 0o644)
+    _open_to_others(folder)
 
 
 def _copy_libraries(objects: list[Path], target: Path) -> str:
