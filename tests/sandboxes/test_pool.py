@@ -186,6 +186,25 @@ def test_a_warm_sandbox_outlives_the_request_and_ends_when_it_says() -> None:
     run(test)
 
 
+@pytest.mark.parametrize(("age", "hits"), [(225, 1), (233, 0), (290, 0)])
+def test_one_that_would_end_too_soon_is_passed_over(age: float, hits: int) -> None:
+    async def test() -> None:
+        backend = FakeBackend()
+        backend.create_s = 100.0  # the time to live began with the start
+        async with SandboxPool(backend, max_age_s=300, probe_timeout_s=5) as pool:
+            spec = SandboxSpec(limits=Limits(ttl_s=128))
+            await pool.warm(spec)
+            assert raw_ttl(backend) == 128 + 300 + 5 + 30
+            await asyncio.sleep(age)  # of 463 s less 100 for the start, 133 are needed
+            await pool.create(spec)
+            assert pool.statistics().hits == hits
+
+    def raw_ttl(backend: FakeBackend) -> float:
+        return backend.made[0].spec.limits.ttl_s
+
+    run(test)
+
+
 @pytest.mark.case("F7")
 def test_a_dead_one_is_replaced_and_nobody_sees_it() -> None:
     async def test() -> None:
@@ -565,6 +584,29 @@ def test_closing_takes_everything_with_it(moment: float) -> None:
         with pytest.raises(SandboxStartError, match="pool is closed"):
             await pool.warm(SPEC)
         await pool.aclose()
+
+    run(test)
+
+
+def test_a_pool_that_is_just_closed_starts_nothing_more() -> None:
+    async def test() -> None:
+        backend = FakeBackend()
+        pool = SandboxPool(backend, max_total=1)
+        box = await pool.create(SPEC)
+        request = asyncio.create_task(pool.create(SPEC))
+        await asyncio.sleep(0)
+        closing: list[asyncio.Task[None]] = []
+
+        def close(_: asyncio.Task[None]) -> None:
+            # The first thing that aclose does; the request has its place and is not awake yet.
+            pool._stock.closed = True
+            closing.append(asyncio.create_task(pool.aclose()))
+
+        box.begin_close("it was closed").add_done_callback(close)
+        with pytest.raises(SandboxStartError, match="pool is closed"):
+            await request
+        assert len(backend.starts) == 1
+        await closing[0]
 
     run(test)
 

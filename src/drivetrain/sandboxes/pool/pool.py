@@ -147,9 +147,8 @@ class SandboxPool:
             return self._hand_out(warm.sandbox, spec, spec.limits.ttl_s)
         try:
             sandbox = await self._stock.start(spec)
-        except Exception as error:
+        except Exception:
             self._counts.failures += 1
-            self._stock.note_failure(self._stock.shelf(spec), error)
             raise
         self._counts.misses += 1
         handed = self._hand_out(sandbox, spec, spec.limits.ttl_s + _OWN_EXPIRY_S)

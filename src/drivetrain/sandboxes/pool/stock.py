@@ -120,20 +120,6 @@ class Stock:
             raise pool_closed()
         return task.result()
 
-    def note_failure(self, shelf: Shelf, error: Exception) -> None:
-        """A start failed: try ahead again later, if ever."""
-        loop = asyncio.get_running_loop()
-        delay = shelf.failed(error, loop.time(), for_good=isinstance(error, ConfigError | MissingDependency))
-        if delay is not None and not self.closed:
-
-            def again() -> None:
-                self._retries.discard(timer)
-                self.pump()
-
-            timer = loop.call_later(delay, again)
-            self._retries.add(timer)
-        self.pump()
-
     def retire(self, sandbox: SandboxHandle) -> asyncio.Task[None]:
         """Close a sandbox whose place is held; the place is free when it is gone."""
         self.closing += 1
@@ -192,13 +178,27 @@ class Stock:
             if not self.closed:
                 self._counts.refill_failures += 1
                 logger.warning("pool: a sandbox could not be started ahead: %s", error)
-                self.note_failure(shelf, error)
+                self._try_again_later(shelf, error)
             return
         shelf.succeeded()
         self._counts.refills += 1
         warm = Warm(sandbox, shelf, begun + shelf.spec.limits.ttl_s)
         shelf.ready.append(warm)
         self._ready[warm] = loop.call_later(self._rules.max_age_s, self._aged, warm)
+        self.pump()
+
+    def _try_again_later(self, shelf: Shelf, error: Exception) -> None:
+        """A start ahead failed: back off, or leave it."""
+        loop = asyncio.get_running_loop()
+        delay = shelf.failed(error, loop.time(), for_good=isinstance(error, ConfigError | MissingDependency))
+        if delay is not None:
+
+            def again() -> None:
+                self._retries.discard(timer)
+                self.pump()
+
+            timer = loop.call_later(delay, again)
+            self._retries.add(timer)
         self.pump()
 
     def _aged(self, warm: Warm) -> None:
