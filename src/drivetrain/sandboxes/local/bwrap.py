@@ -118,7 +118,8 @@ def _etc(layout: Layout, network: str) -> list[str]:
 
 def _proc(*, root_outside: bool) -> list[str]:
     argv = ["--proc", "/proc"]
-    for name in _PROC_READ_ONLY if root_outside else ():
+    # Whoever made the IPC and network namespaces may set their limits.
+    for name in _PROC_READ_ONLY if root_outside else ("sys",):
         if (Path("/proc") / name).exists():
             argv += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
     for name in _PROC_MASKED:
