@@ -18,7 +18,7 @@ from __future__ import annotations
 
 # _socket and not socket, and so on; no json, no typing: importing those doubles the start-up time of a sandbox.
 import _ctypes
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _socket
 import gc
 import marshal
@@ -43,7 +43,7 @@ MAX_FDS = 4
 # save the time of compiling; ``load`` finds the files otherwise.
 CODE: dict[str, bytes] = globals().get("CODE", {})
 
-_prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+_prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
 
 
 def prctl(option: int, value: int) -> None:
@@ -217,12 +217,20 @@ class Init:
                 job = self.keepers.pop(pid)
                 if status != 0:
                     # Something in the box killed the keeper: its tree is ours now, and it may not outlive the job.
-                    known = {*self.keepers, self.relay}
-                    strays = {child for child, parent in parents().items() if parent == os.getpid()} - known
-                    for stray in strays:
-                        kill_tree(stray, SIGKILL)
-                    signal_all(strays, SIGKILL)
+                    self.kill_strays()
                     self.tell(f"exit {job} {SIGKILL}")
+
+    def kill_strays(self) -> None:
+        """Kill every tree below us that has no keeper; stopped first, or a stray forks once more before it dies."""
+        known = {*self.keepers, self.relay}
+        for _ in range(200):
+            strays = {child for child, parent in parents().items() if parent == os.getpid()} - known
+            if not strays:
+                return
+            signal_all(strays, SIGSTOP)
+            for stray in strays:
+                kill_tree(stray, SIGKILL)
+            signal_all(strays, SIGKILL)
 
     def fork(self) -> int:
         """Fork; the child has none of the pidfds."""

@@ -17,7 +17,7 @@ from drivetrain.sandboxes.label import new_id, new_label, write_label
 from drivetrain.sandboxes.local import bwrap, snapshots
 from drivetrain.sandboxes.local.cgroups import make_groups, remove_cgroups
 from drivetrain.sandboxes.local.disk import can_bound
-from drivetrain.sandboxes.local.interpreter import find_interpreter
+from drivetrain.sandboxes.local.interpreter import find_interpreter, inside_code
 from drivetrain.sandboxes.local.launcher import why_no_stage
 from drivetrain.sandboxes.local.reaper import reap
 from drivetrain.sandboxes.local.sandbox import LocalSandbox
@@ -165,6 +165,10 @@ class LocalBackend:
                     f"The sandbox folder {folder} belongs to somebody else.", fix="Pass another root to LocalBackend."
                 )
             folder.chmod(0o700)
+        # Found once per process; here, because it takes 0.1 s.
+        python = find_interpreter()
+        inside_code(python.executable)
+        why_no_stage(python.executable)
         for sandbox_id in reap(self.root):
             logger.info("removed sandbox %s of a dead owner", sandbox_id)
 

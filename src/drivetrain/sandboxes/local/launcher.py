@@ -58,6 +58,8 @@ class _Thread:
         host = root = -1
         while True:
             order, future = self._orders.get()
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
                 if not self._staged:
                     future.set_result(_popen(order))

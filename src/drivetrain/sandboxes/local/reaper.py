@@ -12,18 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drivetrain.sandboxes.label import PREFIX, Label, read_label, same_world, started
+from drivetrain.sandboxes.label import LABEL_FILE, PREFIX, Label, read_label, same_world, started
 from drivetrain.sandboxes.local.cgroups import remove_cgroups
 
 # A sandbox ends itself at its deadline; the owner gets this long to close it before the reaper does.
 DEADLINE_GRACE_S = 30.0
+# A folder whose owner was killed before its label was there, or after it went.
 UNLABELLED_AGE_S = 600.0
+_UNFINISHED = {LABEL_FILE + ".new"}
 _EXEC_TRIES = 20
 
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder tree, also where its owner made directories unreadable; missing is fine.
 
+    Its label goes last, so that what a kill in the middle leaves can still be attributed.
     Safe against symlinks planted by the sandbox: the standard library walks by file descriptor on Linux.
     """
 
@@ -34,6 +37,18 @@ def remove_tree(folder: Path) -> None:
             if each.is_relative_to(folder) and not each.is_symlink() and stat.S_ISDIR(each.lstat().st_mode):
                 each.chmod(0o700)
 
+    try:
+        inside = [entry for entry in folder.iterdir() if entry.name != LABEL_FILE]
+    except FileNotFoundError:
+        return
+    for entry in [*inside, folder]:
+        if entry.is_symlink() or not entry.is_dir():
+            entry.unlink(missing_ok=True)
+        else:
+            _remove_folder(entry, unlock)
+
+
+def _remove_folder(folder: Path, unlock: Callable[[Callable[..., Any], str, tuple[Any, ...]], None]) -> None:
     for _ in range(64):  # one pass per level of locked directories
         shutil.rmtree(folder, onerror=unlock)
         if not folder.exists():
@@ -98,8 +113,8 @@ def reap(root: Path) -> list[str]:
     for folder in folders:
         label = read_label(folder)
         if label is None:
-            if _older_than(folder, UNLABELLED_AGE_S) and not any(folder.iterdir()):
-                folder.rmdir()
+            if _older_than(folder, UNLABELLED_AGE_S) and {entry.name for entry in folder.iterdir()} <= _UNFINISHED:
+                remove_tree(folder)
             continue
         if label.id != folder.name:
             continue

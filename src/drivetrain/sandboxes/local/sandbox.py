@@ -106,7 +106,7 @@ class LocalSandbox(ControlledSandbox):
     async def open(self, snapshot_fd: int | None = None) -> None:
         """Start everything, with the files of an archive if there is one; the caller cleans up on failure."""
         label, spec = self._label, self._spec
-        python = await asyncio.to_thread(find_interpreter)
+        python = find_interpreter()  # the backend has found it before, in a thread
         # Not in a thread (it takes half a millisecond): a start cancelled meanwhile would not know what to remove.
         self._groups = make_groups(self.id, spec.limits)
         label.cgroups = [str(folder) for folder in self._groups.folders]
@@ -118,7 +118,7 @@ class LocalSandbox(ControlledSandbox):
             self._init_pidfd = os.pidfd_open(pid)
             label.init_pid, label.init_started = pid, started(pid)
             write_label(self._folder, label)
-            self._limit(pid)
+            await asyncio.to_thread(self._limit, pid)  # the kernel may take 10 ms to move a process
             self._channel.send(("go", self._config(pid)))
             await self._channel.expect("ready", START_TIMEOUT_S)
             if snapshot_fd is not None:
@@ -139,7 +139,7 @@ class LocalSandbox(ControlledSandbox):
     async def _start(self, python: Interpreter, stderr_fd: int) -> None:
         """Start bubblewrap: from a stage where root can set one, else as the caller."""
         limits = self._spec.limits
-        why = await asyncio.to_thread(why_no_stage, python.executable)
+        why = why_no_stage(python.executable)
         image = None
         if limits.disk_bytes is not None:
             if why is None and can_bound():

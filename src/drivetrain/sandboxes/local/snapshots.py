@@ -39,8 +39,8 @@ def folders(spec: SandboxSpec) -> tuple[list[Folder], list[bytes]]:
     overlays = [mount for mount in spec.mounts if mount.overlay]
     for number, mount in enumerate(overlays):
         if mounts[str(PurePosixPath(mount.target))] is mount:
-            path = os.fsencode(str(PurePosixPath(mount.target)))
-            found.append((f"overlay-{number}", path, os.fsencode(f"{LOWER_FOLDER}/{number}")))
+            target = os.fsencode(str(PurePosixPath(mount.target)))
+            found.append((f"overlay-{number}", target, os.fsencode(f"{LOWER_FOLDER}/{number}")))
     points = {HOME, str(PurePosixPath(spec.workdir)), *mounts}
     return found, [os.fsencode(point) for point in sorted(points)]
 
