@@ -46,6 +46,8 @@ class Quirks:
     status: int = 0
     body: Any = None
     step_s: float = 0.0
+    pauses_at: int = 0
+    """A call stays before this token until somebody pauses."""
     nan_happened: bool = False
 
 
@@ -66,6 +68,9 @@ class Server:
         self.paused = ""
         self.going = asyncio.Event()
         self.going.set()
+        self.pausing = asyncio.Event()
+        self.stays = asyncio.Event()
+        """A call has come as far as ``pauses_at``."""
         self.running: dict[str, asyncio.Event] = {}
         self.adapters = ["policy-lora"]
         self.url = ""
@@ -174,6 +179,9 @@ class Server:
         done = await self.table.generate(ids, sampling, request_id=body["rid"])
         sampled, spans, ended = list(done.token_ids), [], False
         for at in range(len(sampled)):
+            if at and at == self.quirks.pauses_at:
+                self.stays.set()
+                await self.pausing.wait()
             await self.going.wait()
             if self.quirks.step_s:
                 await asyncio.sleep(self.quirks.step_s)
@@ -231,6 +239,7 @@ class Server:
     async def _pause(self, request: web.Request) -> web.Response:
         self.paused = (await request.json()).get("mode", "abort")
         self.going.clear()
+        self.pausing.set()
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, _: web.Request) -> web.Response:
