@@ -1,0 +1,3 @@
+from tests.sandboxes.doubles.hf_endpoint import reserve
+
+reserve()

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Rewritten = tuple[asyncio.StreamReader, asyncio.StreamWriter, str]
+Route = Callable[[str, dict[str, str]], Awaitable[Streams | Rewritten | None]]
 HEAD_BYTES = 1 << 16
 
 
@@ -42,17 +44,19 @@ class Front:
     """Takes connections, looks at the head of the first request, and joins them with where that leads.
 
     Args:
-        route: headers (lower case names) and request line to the other end; None or an OSError answers 502.
+        route: request line and headers (lower case names) to the other end, and the request line to send there where it
+            is another; None or an OSError answers 502.
+        port: 0 for a free one.
     """
 
-    def __init__(self, route: Callable[[str, dict[str, str]], Awaitable[Streams | None]]) -> None:
+    def __init__(self, route: Route, port: int = 0) -> None:
         self._route = route
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
-        self.port = 0
+        self.port = port
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=HEAD_BYTES)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=HEAD_BYTES)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -83,7 +87,9 @@ class Front:
             if found is None:
                 writer.write(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
                 return
-            inward, other = found
+            inward, other = found[:2]
+            if len(found) == 3:
+                head = b"\r\n".join([found[2].encode("latin-1"), *head.split(b"\r\n")[1:]])
             other.write(head)
             await asyncio.gather(self._pump(reader, other), self._pump(inward, writer))
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

@@ -4,7 +4,7 @@ The box has user ids of its own (0-65535 from BASE), so that root inside is nobo
 mounts, IPC, and unless NETWORK is ``open`` its own network with loopback only. It ends with this process.
 """
 
-# ruff: noqa: PTH101, PTH123
+# ruff: noqa: PTH101, PTH102, PTH123, PTH211
 from __future__ import annotations
 
 import ctypes

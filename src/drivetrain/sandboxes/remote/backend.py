@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.label import Label, new_id, new_label
 from drivetrain.sandboxes.protocol import (
     Feature,
@@ -137,9 +138,9 @@ class RemoteBackend(ABC):
                 making.cancel()
                 await self._sweep(label)
             raise
-        except SandboxError as error:
+        except Exception as error:
             await self._sweep(label)
-            if isinstance(error, SandboxStartError):
+            if isinstance(error, SandboxStartError) or not isinstance(error, SandboxError):
                 raise
             raise SandboxStartError(f"Sandbox {label.id} did not start: {error.what}", fix=error.fix) from error
 
@@ -162,7 +163,7 @@ class RemoteBackend(ABC):
 
     async def _sweep(self, label: Label) -> None:
         """End what a failed start may have left; the provider's lease does where even that cannot be asked."""
-        with contextlib.suppress(SandboxError):
+        with contextlib.suppress(SandboxError, ConfigError):
             for box in await patiently("look for a lost sandbox", lambda: self._find({KEY_ID: label.id})):
                 await patiently(f"end sandbox {label.id}", lambda: self._kill_box(box.id))  # noqa: B023
 

@@ -16,6 +16,7 @@ _KITS = {
     "local": "tests.conformance.sandbox.kits.local:LocalKit",
     "docker": "tests.conformance.sandbox.kits.docker:DockerKit",
     "e2b": "tests.conformance.sandbox.kits.e2b:E2BKit",
+    "hf": "tests.conformance.sandbox.kits.hf:HFKit",
 }
 
 
