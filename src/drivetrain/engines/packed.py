@@ -154,8 +154,9 @@ def _attend(
     _current.calls += 1
     layer, spans, singles = module.layer_idx, _current.spans, _current.singles
     kv_heads = key.shape[1]
-    for span, new in zip(spans, torch.cat((key, value)).split(_current.lengths, dim=2), strict=True):
-        span.written[layer].copy_(new)
+    new: Any = torch.cat((key, value))
+    for span, part in zip(spans, new.split(_current.lengths, dim=2), strict=True):
+        span.written[layer].copy_(part)
     out = []
     if singles:  # [singles, 1, kv_heads, groups, dim]: cut once for all of them
         heads = query[0, :, :singles].transpose(0, 1)
