@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from drivetrain.sandboxes.docker.labels import (
     make_labels,
     read_labels,
 )
-from drivetrain.sandboxes.docker.reaper import is_over
+from drivetrain.sandboxes.docker.reaper import _dead_folders, is_over
 from drivetrain.sandboxes.docker.runtime import build_inside
 from drivetrain.sandboxes.docker.seed import Accounts, accounts, build_seed
 from drivetrain.sandboxes.docker.usage import Usage
@@ -53,6 +54,14 @@ def test_no_environment_value_is_in_the_container() -> None:
 def test_only_an_open_network_is_one(network: str, mode: str) -> None:
     spec = SandboxSpec(network=network, gateway_socket=Path("/x/socket"))  # type: ignore[arg-type]
     assert config(spec)["HostConfig"]["NetworkMode"] == mode  # type: ignore[index]
+
+
+def test_the_engine_sets_up_no_interface_for_a_closed_network() -> None:
+    assert (config(SandboxSpec())["NetworkDisabled"], config(SandboxSpec(network="open"))["NetworkDisabled"]) == (
+        *(True, False),
+    )
+    assert b"localhost" in build_seed(SandboxSpec(), USER, NAMES)
+    assert "etc/hosts" not in members(build_seed(SandboxSpec(network="open"), USER, NAMES))
 
 
 def test_limits_become_the_containers() -> None:
@@ -125,7 +134,7 @@ def test_home_workdir_and_the_way_to_mounts_in_them_are_the_users(tmp_path: Path
     assert [name for name, member in made.items() if member.uid == 1000] == [
         *("home/agent", "home/agent/.cache", "home/agent/.cache/x", "w/d"),
     ]
-    assert [name for name, member in made.items() if member.uid == 0] == ["etc/passwd", "etc/group"]
+    assert [name for name, member in made.items() if member.uid == 0] == ["etc/passwd", "etc/group", "etc/hosts"]
 
 
 def test_a_mounted_workdir_is_not_touched(tmp_path: Path) -> None:
@@ -177,6 +186,22 @@ def test_what_is_over() -> None:
     assert is_over(dead)
     dead.boot = "another boot"  # its pids say nothing here
     assert not is_over(dead)
+
+
+def test_a_folder_without_a_label_is_ours_only_when_it_is_old_and_empty(tmp_path: Path) -> None:
+    for name, entries, age in (
+        ("dt-old", [], 700),
+        ("dt-half", ["label.json.new"], 700),
+        ("dt-new", [], 0),
+        ("dt-full", ["precious"], 700),
+        ("other", [], 700),
+    ):
+        (tmp_path / name).mkdir()
+        for entry in entries:
+            (tmp_path / name / entry).touch()
+        os.utime(tmp_path / name, (0, time.time() - age))
+    (tmp_path / "dt-link").symlink_to(tmp_path)
+    assert {folder.name for folder in _dead_folders(tmp_path)} == {"dt-old", "dt-half"}
 
 
 def test_the_python_that_is_mounted_needs_nothing_of_the_image() -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import resource
-import shutil
 import tempfile
 import time
 from collections.abc import Coroutine, Mapping
@@ -28,6 +27,7 @@ from drivetrain.sandboxes.docker.sandbox import DockerSandbox
 from drivetrain.sandboxes.docker.seed import Accounts, accounts, build_seed
 from drivetrain.sandboxes.docker.usage import Usage
 from drivetrain.sandboxes.label import Label, new_id, new_label, write_label
+from drivetrain.sandboxes.local.reaper import remove_tree
 from drivetrain.sandboxes.protocol import (
     Feature,
     Limits,
@@ -308,7 +308,7 @@ class DockerBackend:
         except SandboxError as error:
             logger.warning("could not remove the container %s, which the reaper does later: %s", name, error)
             return
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, folder)
 
     async def _keep(self, sandbox: DockerSandbox) -> Snapshot:
         engine = await self._connect()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from pathlib import Path
 
 from drivetrain.sandboxes.docker.engine import Engine
 from drivetrain.sandboxes.docker.labels import ROOT, SANDBOX, SNAPSHOT, read_labels
-from drivetrain.sandboxes.label import PREFIX, Label, read_label
-from drivetrain.sandboxes.local.reaper import DEADLINE_GRACE_S, owner_is_gone
+from drivetrain.sandboxes.label import LABEL_FILE, PREFIX, Label, read_label
+from drivetrain.sandboxes.local.reaper import DEADLINE_GRACE_S, UNLABELLED_AGE_S, owner_is_gone, remove_tree
 
 
 def is_over(label: Label) -> bool:
@@ -32,7 +31,7 @@ async def reap(engine: Engine, root: Path) -> list[str]:
             reaped.add(label.id)
     for folder in await asyncio.to_thread(_dead_folders, root):
         await engine.remove(folder.name)  # an owner killed between the folder and the container leaves none
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, folder)
         reaped.add(folder.name)
     reaped |= await _reap_snapshots(engine, root)
     return sorted(reaped)
@@ -43,8 +42,18 @@ def _dead_folders(root: Path) -> list[Path]:
         folders = [entry for entry in root.iterdir() if entry.name.startswith(PREFIX) and not entry.is_symlink()]
     except OSError:
         return []
-    labels = [(folder, read_label(folder)) for folder in folders]
-    return [folder for folder, label in labels if label is not None and label.id == folder.name and is_over(label)]
+    return [folder for folder in folders if _is_dead(folder)]
+
+
+def _is_dead(folder: Path) -> bool:
+    label = read_label(folder)
+    if label is not None:
+        return label.id == folder.name and is_over(label)
+    try:  # its owner was killed before the label was there, or after everything else had gone
+        old = time.time() - folder.stat().st_mtime > UNLABELLED_AGE_S
+        return old and {entry.name for entry in folder.iterdir()} <= {LABEL_FILE + ".new"}
+    except OSError:
+        return False
 
 
 async def _reap_snapshots(engine: Engine, root: Path) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from drivetrain.sandboxes.docker.door import GatewayBroker
 from drivetrain.sandboxes.docker.engine import Engine
 from drivetrain.sandboxes.docker.images import Image
 from drivetrain.sandboxes.docker.usage import Usage
+from drivetrain.sandboxes.local.reaper import remove_tree
 from drivetrain.sandboxes.protocol import (
     Reach,
     SandboxGone,
@@ -118,7 +118,7 @@ class DockerSandbox(ControlledSandbox):
         if self._broker is not None:
             await self._broker.close()
         await self._engine.remove(self.id)
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, self._folder)
         await self._on_closed(self)
 
 

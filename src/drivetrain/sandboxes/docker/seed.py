@@ -16,6 +16,7 @@ from drivetrain.sandboxes.docker.config import HOME, User, bound, inside_path
 from drivetrain.sandboxes.protocol import Mount, SandboxSpec
 
 _NAME = "agent"
+_HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost sandbox\n"
 
 
 class Accounts(msgspec.Struct, frozen=True):
@@ -65,6 +66,8 @@ def build_seed(spec: SandboxSpec, user: User, names: Accounts, kept: Collection[
                 _copy(tar, mount, user)
         _add(tar, "/etc/passwd", User(0, 0), mode=0o644, data=names.passwd)
         _add(tar, "/etc/group", User(0, 0), mode=0o644, data=names.group)
+        if spec.network != "open":  # else the engine mounts its own
+            _add(tar, "/etc/hosts", User(0, 0), mode=0o644, data=_HOSTS)
     return buffer.getvalue()
 
 
