@@ -104,6 +104,26 @@ async def test_without_control_groups_it_says_so_once_and_still_works(
     await backend.aclose()
 
 
+async def test_without_control_groups_statistics_come_from_the_process_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_sandbox, "make_groups", lambda *_: Groups())
+    backend = LocalBackend(tmp_path)
+    box = await backend.create(SandboxSpec())
+    before = await box.stats()
+    await box.exec(["sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"])
+    job = await box.start(["sleep", "4723"])
+    after = await box.stats()
+    assert before.cpu_s is not None
+    assert after.cpu_s is not None
+    assert after.cpu_s >= before.cpu_s + 0.03
+    assert (before.pids, after.pids) == (1, 3)  # PID 1; a keeper and its command
+    assert after.memory_bytes is not None
+    assert 1 << 20 < after.memory_bytes < 1 << 30
+    await job.kill(0)
+    await backend.aclose()
+
+
 async def test_without_a_system_python_ours_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable = str(Path(sys.executable).resolve())
     monkeypatch.setattr(local_sandbox, "find_interpreter", lambda: Interpreter(executable, Path(sys.base_prefix)))

@@ -28,6 +28,7 @@ from drivetrain.sandboxes.local.reaper import remove_tree
 from drivetrain.sandboxes.local.seccomp import program
 from drivetrain.sandboxes.local.snapshots import ARCHIVE, new_snapshot, pack_request, unpack_request
 from drivetrain.sandboxes.local.stage import Stage
+from drivetrain.sandboxes.local.usage import tree_usage
 from drivetrain.sandboxes.protocol import (
     Limits,
     Reach,
@@ -217,10 +218,16 @@ class LocalSandbox(ControlledSandbox):
         raise SandboxUnsupported(f"Sandbox {self.id} cannot be dialled into (port {port}).")
 
     async def stats(self) -> SandboxStats:
-        """Use of resources so far, from its control groups where there are any."""
+        """Use of resources so far: from its control groups, or from /proc where there are none.
+
+        Raises:
+            SandboxGone: the sandbox is closed or died.
+        """
         if self._channel.gone is not None:
             raise SandboxGone(f"The sandbox is gone: {self._channel.gone}.")
-        return self._groups.stats()
+        if self._groups.folders or self._label.init_pid is None:
+            return self._groups.stats()
+        return await asyncio.to_thread(tree_usage, self._label.init_pid)
 
     async def snapshot(self) -> Snapshot:
         """Keep the files of HOME and the workdir, and what was written over overlay mounts, until they are dropped.
