@@ -96,6 +96,7 @@ class E2BServer:
         self.calls: Counter[str] = Counter()
         self.made: dict[str, Made] = {}
         self.snapshots: dict[str, Path] = {}
+        self._owners: dict[str, dict[str, str]] = {}
         self._keys: dict[str, str] = {}
         self._thread = Thread()
         self._front = Front(self._route)
@@ -276,10 +277,12 @@ class E2BServer:
         name = "snap" + secrets.token_hex(6)
         await made.box.save(self.root / name)
         self.snapshots[name] = self.root / name
+        self._owners[name] = made.metadata
         return web.json_response({"snapshotID": name, "names": []}, status=201)
 
     async def _drop(self, request: web.Request) -> web.Response:
         folder = self.snapshots.pop(request.match_info["id"], None)
+        self._owners.pop(request.match_info["id"], None)
         if folder is None:
             return web.json_response({"code": 404, "message": "no such template"}, status=404)
         process = await asyncio.create_subprocess_exec("rm", "-rf", str(folder))
@@ -287,7 +290,7 @@ class E2BServer:
         return web.Response(status=204)
 
     async def _all(self, _: web.Request) -> web.Response:
-        return web.json_response({made.box.id: made.metadata for made in self.made.values()})
+        return web.json_response({made.box.id: made.metadata for made in self.made.values()} | self._owners)
 
     # -- envd ---------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,8 @@ class RemoteBackend(ABC):
             raise SandboxStartError("A sandbox starts from an image or from a snapshot.", fix="Leave one out.")
         if spec.snapshot is not None and (spec.snapshot.backend != self.name or "snapshot" not in self.features):
             raise SandboxUnsupported(f"The {self.name} backend cannot start from {spec.snapshot}.")
+        if spec.snapshot is not None and not spec.snapshot.ref:
+            raise SandboxStartError("A snapshot has a name; this one's is empty.")
         if spec.network == "gateway":
             if spec.gateway_socket is None:
                 raise SandboxStartError('network="gateway" needs a gateway_socket.', fix="Pass the gateway's socket.")
@@ -186,6 +188,8 @@ class RemoteBackend(ABC):
         """
         if snapshot.backend != self.name or "snapshot" not in self.features:
             raise SandboxUnsupported(f"{snapshot} is no snapshot of the {self.name} backend.")
+        if not snapshot.ref:
+            return
         await patiently("drop a snapshot", lambda: self._drop(snapshot.ref))
 
     async def _drop(self, ref: str) -> None:

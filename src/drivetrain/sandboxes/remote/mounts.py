@@ -41,6 +41,15 @@ class Packed:
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
             yield view
 
+    def wanted(self) -> dict[str, object]:
+        """For ``inside/boot.py``: what it looks for, and what it removes where another content is there."""
+        return {
+            "path": self.marker,
+            "digest": self.digest,
+            "target": self.mount.target,
+            "overlay": self.mount.overlay,
+        }
+
     def close(self) -> None:
         self._file.close()
 

@@ -160,7 +160,7 @@ class RemoteSandbox(FileTransfer):
                 (resource.RLIMIT_NOFILE, limits.open_files),
                 (resource.RLIMIT_NPROC, limits.pids),
             ],
-            "markers": [{"path": each.marker, "digest": each.digest} for each in packed],
+            "markers": [each.wanted() for each in packed],
             "fresh": self._spec.snapshot is not None,
         }
         script = f"{FOLDER}/setup-{self.id}.py"
@@ -189,9 +189,12 @@ class RemoteSandbox(FileTransfer):
         target = packed.folder
         with packed.content() as content:
             done = await self.run_as(None, {"file": ("upload", os.fsencode(target))}, stdin=content)
-        if done.exit_code == 0 and packed.mount.overlay:
-            argv = [b"chown", b"-hR", b"%d:%d" % (UID, UID), os.fsencode(packed.mount.target)]
-            done = await self.run_as(None, {"argv": argv, "env": {b"PATH": os.fsencode(self._environment["PATH"])}})
+        if done.exit_code == 0:
+            script = '[ -z "$1" ] || chown -hR "$1" "$2"; mkdir -p "${3%/*}" && echo "$4" > "$3"'
+            owner = f"{UID}:{UID}" if packed.mount.overlay else ""
+            words = ["sh", "-c", script, "sh", owner, packed.mount.target, packed.marker, packed.digest]
+            request = {"argv": [os.fsencode(word) for word in words]}
+            done = await self.run_as(None, {**request, "env": {b"PATH": os.fsencode(self._environment["PATH"])}})
         if done.exit_code != 0:
             said = done.stderr.decode(errors="replace").strip()
             raise SandboxStartError(f"Could not put {packed.mount.source} at {packed.mount.target}: {said}.")

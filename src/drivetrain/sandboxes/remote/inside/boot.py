@@ -67,14 +67,20 @@ def own(path: str) -> None:
 
 def sweep(folder: str) -> None:
     """A disk from a snapshot: what is no part of it goes, the other sandbox's supervisor folder and /tmp."""
-    import shutil
-
     places = (os.path.dirname(folder), "/tmp")
     for path in [os.path.join(place, name) for place in places for name in os.listdir(place)]:
-        if os.path.islink(path) or os.path.isfile(path):
-            os.unlink(path)
-        elif path != folder:
-            shutil.rmtree(path, ignore_errors=True)
+        if path != folder:
+            remove(path)
+
+
+def remove(path: str) -> None:
+    """A file or a tree."""
+    import shutil
+
+    if os.path.islink(path) or os.path.isfile(path):
+        os.unlink(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def boot(folder: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -88,10 +94,14 @@ def boot(folder: str, config: dict[str, Any]) -> dict[str, Any]:
     for number, wanted in enumerate(config["markers"]):
         try:
             with open(wanted["path"]) as file:
-                if file.read().strip() == wanted["digest"]:
-                    found["mounts"].append(number)
+                digest = file.read().strip()
         except OSError:
-            pass
+            continue
+        # What was written over an overlay is part of the snapshot.
+        if digest == wanted["digest"] or (config["fresh"] and wanted["overlay"]):
+            found["mounts"].append(number)
+        else:
+            remove(wanted["target"])
     import fcntl
 
     # Asked again while the first is still at it: one supervisor is enough.
