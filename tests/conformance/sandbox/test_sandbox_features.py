@@ -58,6 +58,27 @@ SKIPPED: dict[str, set[str]] = {
         "test_without_snapshots_it_says_so",
         "test_writes_to_a_writable_mount_reach_the_host",
     },
+    "hf": {
+        "test_a_full_disk_is_an_error_inside",
+        "test_a_memory_bomb_is_contained",
+        "test_a_sandbox_goes_on_after_its_snapshot",
+        "test_a_snapshot_of_nothing_is_refused",
+        "test_abstract_unix_sockets_of_the_host_are_out_of_reach",
+        "test_an_image_is_refused",
+        "test_an_overlay_is_refused",
+        "test_files_come_back_as_they_were",
+        "test_job_pid_is_the_hosts",
+        "test_many_files_do_not_get_around_the_disk_limit",
+        "test_memory_that_files_take_is_limited_too",
+        "test_no_packet_leaves",
+        "test_the_hosts_loopback_is_another",
+        "test_the_processor_share_is_limited",
+        "test_there_is_no_route_and_no_interface",
+        "test_two_sandboxes_do_not_share_a_network",
+        "test_what_was_written_over_a_mount_is_kept",
+        "test_without_a_way_in_reach_says_so",
+        "test_writes_to_a_writable_mount_reach_the_host",
+    },
 }
 
 

@@ -232,7 +232,12 @@ async def test_without_a_way_in_reach_says_so(box: SandboxHandle) -> None:
 
 
 @pytest.mark.lacks("network_policy")
-async def test_a_policy_that_cannot_be_enforced_is_refused(backend: SandboxBackend, kit: Kit) -> None:
+@pytest.mark.parametrize("network", CLOSED)
+async def test_a_policy_that_cannot_be_enforced_is_refused(
+    kit: Kit, sandbox_root: Path, nothing_left: None, tmp_path: Path, network: NetworkPolicy
+) -> None:
     """Never a quieter, weaker policy than the one that was asked for."""
+    backend = kit.strict(sandbox_root)
     with pytest.raises(SandboxUnsupported):
-        await backend.create(kit.spec(network="none"))
+        await backend.create(spec_with(kit, network, tmp_path))
+    await backend.aclose()

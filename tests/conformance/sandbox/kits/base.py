@@ -46,6 +46,9 @@ class Kit(Protocol):
     def make(self, root: Path) -> SandboxBackend:
         """A new backend whose sandboxes belong to ``root`` (a folder that is not there yet)."""
 
+    def strict(self, root: Path) -> SandboxBackend:
+        """As :meth:`make`, but one that accepts no weaker network policy than it is asked for."""
+
     def spec(self, **changes: Any) -> SandboxSpec:
         """The spec that the suite calls the default (an image, a template), with changes."""
 
@@ -83,6 +86,12 @@ class BaseKit:
 
     def start(self) -> None:
         pass
+
+    def make(self, root: Path) -> SandboxBackend:
+        raise NotImplementedError
+
+    def strict(self, root: Path) -> SandboxBackend:
+        return self.make(root)
 
     def spec(self, **changes: Any) -> SandboxSpec:
         return SandboxSpec(**changes)

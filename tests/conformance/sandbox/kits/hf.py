@@ -37,3 +37,6 @@ class HFKit(CloudKit):
 
     def make(self, root: Path) -> SandboxBackend:
         return HFBackend(scope=self.scope(root), relay_port=0, dial_port=0, token=TOKEN, allow_open=True)
+
+    def strict(self, root: Path) -> SandboxBackend:
+        return HFBackend(scope=self.scope(root), relay_port=0, dial_port=0, token=TOKEN)
