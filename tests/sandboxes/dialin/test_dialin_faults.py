@@ -17,6 +17,7 @@ from aiohttp import web
 from drivetrain.sandboxes import Reach
 from drivetrain.sandboxes.relay.dialin import (
     DialIn,
+    DialInError,
     DialInLost,
     DialInOptions,
     DialInProtocolError,
@@ -243,6 +244,41 @@ async def test_nobody_there_is_a_typed_error_in_time(tmp_path: Path) -> None:
     with pytest.raises(DialInLost, match=r"after 0.3 s.*Cannot reach"):
         await dial.start(0.3)
     assert dial.state == "closed"
+
+
+async def test_a_redirect_is_not_followed_with_the_secret(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        raise web.HTTPFound("/elsewhere")
+
+    app = web.Application()
+    app.router.add_get("/{tail:.*}", serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    dial = DialIn(Reach(url), "s" * 43, tmp_path / "gw.sock", options=QUICK)
+    with pytest.raises(DialInLost, match="redirects to /elsewhere"):
+        await dial.start(0.5)
+    assert set(asked) == {"/"}
+    await runner.cleanup()
+
+
+async def test_a_defect_does_not_look_like_a_link(tmp_path: Path) -> None:
+    def broken(state: str) -> None:
+        if state == "up":
+            raise ZeroDivisionError
+
+    async with rigged(tmp_path, start=False) as rig:
+        reach = Reach(f"http://127.0.0.1:{rig.proxy.port}")
+        dial = DialIn(reach, rig.inside.secret, rig.socket, options=QUICK, on_state=broken)
+        with contextlib.suppress(DialInError):
+            await dial.start()
+        assert "ZeroDivisionError" in (await asyncio.wait_for(dial.wait_failed(), 10)).what
+        await dial.close()
+        assert dial.state == "failed"
 
 
 async def test_without_a_link_for_too_long_it_has_failed(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from drivetrain.sandboxes.relay.dialin import new_secret
+from swe_rl_agent import get_agent
 
 from .kit import until
 
@@ -152,6 +153,7 @@ def private() -> Any:
 
 
 async def test_a_rollout_for_a_trainer_without_an_inbound_route(private: Path) -> None:
+    await asyncio.to_thread(get_agent("pi").prepare)  # in the box's network nothing can be fetched
     secret = new_secret()
     async with AsyncExitStack() as stack:
         trainer_net, edge_net, box_net = await stack.enter_async_context(networks())

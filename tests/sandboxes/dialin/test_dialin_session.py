@@ -297,17 +297,20 @@ def test_a_hello_that_only_one_side_got() -> None:
     assert pump(inside, host) == [events.Opened(1)]
 
 
+@pytest.mark.parametrize("by", ["process", "abandon"])
 @pytest.mark.parametrize("restarted", ["inside", "host"])
-def test_a_restarted_end_resets_the_other_ends_streams(restarted: str) -> None:
+def test_a_restarted_end_resets_the_other_ends_streams(restarted: str, by: str) -> None:
     inside, host = joined()
     inside.open()
     pump(inside, host)
     inside.detach(), host.detach()
     old = host
     if restarted == "inside":
-        inside = Session(True)
+        assert by == "process" or inside.abandon() == [1]
+        inside = inside if by == "abandon" else Session(True)
     else:
-        host, old = Session(False), inside
+        assert by == "process" or host.abandon() == [1]
+        host, old = host if by == "abandon" else Session(False), inside
     to_host, to_inside = inside.attach(), host.attach()
     got = {"inside": inside.receive(to_inside), "host": host.receive(to_host)}
     survivor = "host" if restarted == "inside" else "inside"

@@ -91,6 +91,7 @@ class Carrier:
 
         stream = self.session.open()
         endpoint = self._begin(stream, connected)
+        endpoint.when_over(writer.close)  # it may be aborted before its first step
         self._wake.set()
         if not self.session.ready and self._expiry is None:
             self._expire_later()
@@ -202,16 +203,19 @@ class Carrier:
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        asked = 0.0  # when the last PING was sent
+        patience = self._timing.dead_s - self._timing.ping_s
+        asked = 0.0  # when the PING that is not answered was sent
         while True:
-            silence = loop.time() - self._heard
-            if silence >= self._timing.dead_s:
-                raise LinkDead(f"nothing came for {silence:.1f} s")
-            if silence >= self._timing.ping_s and loop.time() - asked >= self._timing.ping_s:
-                asked = loop.time()
-                self.session.ping(int(asked * 1000))
+            now = loop.time()
+            if self._heard >= asked:
+                asked = 0.0
+            if asked and now - asked >= patience:
+                raise LinkDead(f"nothing came for {now - self._heard:.1f} s")
+            if not asked and now - self._heard >= self._timing.ping_s:
+                asked = now  # also after a stall of this process: what came meanwhile is read before the verdict
+                self.session.ping(int(now * 1000))
                 self._wake.set()
-            await asyncio.sleep(min(self._timing.ping_s, self._timing.dead_s - silence) / 2 + 0.01)
+            await asyncio.sleep(min(self._timing.ping_s, patience) / 4)
 
     def _apply(self, event: NamedTuple) -> None:
         if isinstance(event, events.Attached):

@@ -58,6 +58,10 @@ class Endpoint:
         self._stream = 0  # a later session may use the number again, and the tasks may take one more step
         self._task.cancel()
 
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call ``then`` at the end, however it comes."""
+        self._task.add_done_callback(lambda _: then())
+
     async def wait(self) -> None:
         """Until the local connection is closed."""
         await asyncio.wait([self._task])

@@ -180,7 +180,7 @@ class DialIn:
         if self._state != "idle":
             raise ConfigError("This DialIn was started before.", fix="Make a new one.")
         self._enter("dialing")
-        self._task = asyncio.create_task(self._keep(), name="dial-in")
+        self._task = asyncio.create_task(self._run(), name="dial-in")
         try:
             await self.wait_up(timeout_s)
         except BaseException:
@@ -240,12 +240,27 @@ class DialIn:
         if self._on_state is not None:
             self._on_state(state)
 
+    async def _run(self) -> None:
+        try:
+            await self._keep()
+        except Exception as error:  # a defect must not look like a link that is up
+            logger.exception("the dial-in relay to %s broke", self._url)
+            self._fail(DialInError(f"The dial-in relay to {self._url} broke: {error!r}."))
+
+    def _fail(self, error: DialInError) -> None:
+        self._error = error
+        self._carrier.abandon()
+        self._enter("failed")
+        logger.error("the dial-in relay to %s has failed: %s", self._url, error)
+
     async def _keep(self) -> None:
         """Dial, carry, and again; returns when it has failed."""
         loop = asyncio.get_running_loop()
         pause, hard, lost_at = self._options.backoff_s, 0, loop.time()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._options.connect_s)
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as client:
+        tracing = aiohttp.TraceConfig()
+        tracing.on_request_redirect.append(_no_redirect)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=True, trace_configs=[tracing]) as client:
             while True:
                 began, links = loop.time(), self._carrier.counters.links
                 self._error = await self._once(client)
@@ -257,9 +272,7 @@ class DialIn:
                     pause = self._options.backoff_s
                 hard = hard + 1 if _is_hard(self._error) else 0
                 if self._is_over(self._error, hard, now - lost_at):
-                    self._carrier.abandon()
-                    self._enter("failed")
-                    logger.error("the dial-in relay to %s has failed: %s", self._url, self._error)
+                    self._fail(self._error)
                     return
                 self._enter("dialing")
                 logger.info("dialling %s again: %s", self._url, self._error)
@@ -347,6 +360,11 @@ class ClientLink:
         """Close; waits a second at most for the peer's answer."""
         with contextlib.suppress(Exception):
             await self._opened.close(code=code)
+
+
+async def _no_redirect(_client: object, _context: object, params: aiohttp.TraceRequestRedirectParams) -> None:
+    """The secret goes to the reach URL and nowhere else."""
+    raise aiohttp.ClientError(f"it redirects to {params.response.headers.get('Location')}")
 
 
 class _Refused(DialInRefused):
