@@ -26,6 +26,7 @@ from drivetrain.sandboxes import (
 from drivetrain.sandboxes.pool import PooledSandbox, SandboxPool, SandboxPoolFull, runs_a_command
 from drivetrain.sandboxes.pool.key import spec_key
 from drivetrain.sandboxes.pool.shelf import BACKOFF_LIMIT_S, GIVE_UP_AFTER
+from drivetrain.sandboxes.pool.stock import HEADWAY_S
 from tests.sandboxes.pool_kit import FakeBackend, FakeSandbox, run
 
 SPEC = SandboxSpec(limits=Limits(ttl_s=3600))
@@ -76,7 +77,7 @@ def test_the_second_request_finds_a_warm_one() -> None:
             await first.close()
             await second.close()
             counts = pool.statistics()
-            assert (counts.hits, counts.misses, counts.refills) == (1, 1, 2)  # the next one is ready too
+            assert (counts.hits, counts.misses, counts.refills) == (1, 1, 1)
         assert backend.present == set()
         assert backend.closings == 1
 
@@ -327,6 +328,23 @@ def test_starts_ahead_are_few_at_a_time() -> None:
         async with SandboxPool(backend, max_warm=6, refill_concurrency=2) as pool:
             await pool.warm(SPEC, 6)
             assert backend.starts == [0, 0, 1, 1, 2, 2]
+
+    run(test)
+
+
+def test_a_start_ahead_leaves_the_first_commands_of_a_new_user_alone() -> None:
+    async def test() -> None:
+        backend = FakeBackend()
+        async with SandboxPool(backend, max_warm=4) as pool:
+            await pool.warm(SPEC, 4)
+            before = len(backend.starts)
+            begun = now()
+            for _ in range(4):  # a stream of them does not put it off for ever
+                await pool.create(SPEC)
+                await asyncio.sleep(0.03)
+            assert backend.starts[before] == pytest.approx(begun + HEADWAY_S)
+            await asyncio.sleep(20)
+            assert pool.statistics().ready == 4
 
     run(test)
 

@@ -18,6 +18,10 @@ from drivetrain.sandboxes.protocol import SandboxBackend, SandboxHandle, Sandbox
 
 logger = logging.getLogger(__name__)
 
+# The first commands in a sandbox that was just handed out go before the start of the next one, seconds: beside a start
+# they take two to three times as long (benchmarks/sandbox_lifecycle.py).
+HEADWAY_S = 0.05
+
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """How much is kept; times in seconds. See :class:`~drivetrain.sandboxes.pool.SandboxPool`.
@@ -52,7 +56,8 @@ class Stock:
         self._ready: dict[Warm, asyncio.TimerHandle] = {}
         self._starting: set[asyncio.Task[SandboxHandle]] = set()
         self._refilling = 0
-        self._retries: set[asyncio.TimerHandle] = set()
+        self._refill_from = 0.0
+        self._pumps: set[asyncio.TimerHandle] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed: asyncio.Event | None = None
 
@@ -129,7 +134,7 @@ class Stock:
         """Stop starting, remove everything; returns when every place is free."""
         self.closed = True
         self.places.dissolve(pool_closed)
-        for timer in self._retries:
+        for timer in self._pumps:
             timer.cancel()
         for task in list(self._starting):
             _cancel(task)
@@ -142,10 +147,14 @@ class Stock:
             await asyncio.wait(list(self._tasks))
 
     def _find(self, shelf: Shelf, ttl_s: float) -> Warm | None:
-        warm = shelf.take(ttl_s, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        warm = shelf.take(ttl_s, now)
         if warm is not None:
             self._ready.pop(warm).cancel()
             self.checking += 1
+            if now >= self._refill_from:  # a stream of requests does not put it off again and again
+                self._refill_from = now + HEADWAY_S
+                self._pump_after(HEADWAY_S)
         return warm
 
     def _make_room(self) -> None:
@@ -156,6 +165,8 @@ class Stock:
 
     def _refill(self) -> None:
         now = asyncio.get_running_loop().time()
+        if now < self._refill_from:
+            return
         for shelf in sorted(self._shelves.values(), key=lambda shelf: -shelf.asked):
             while shelf.missing(now) and self._refilling < self._rules.refill_concurrency and self.places.free:
                 self.places.taken += 1
@@ -192,14 +203,16 @@ class Stock:
         loop = asyncio.get_running_loop()
         delay = shelf.failed(error, loop.time(), for_good=isinstance(error, ConfigError | MissingDependency))
         if delay is not None:
-
-            def again() -> None:
-                self._retries.discard(timer)
-                self.pump()
-
-            timer = loop.call_later(delay, again)
-            self._retries.add(timer)
+            self._pump_after(delay)
         self.pump()
+
+    def _pump_after(self, delay_s: float) -> None:
+        def now() -> None:
+            self._pumps.discard(timer)
+            self.pump()
+
+        timer = asyncio.get_running_loop().call_later(delay_s, now)
+        self._pumps.add(timer)
 
     def _aged(self, warm: Warm) -> None:
         now = asyncio.get_running_loop().time()
