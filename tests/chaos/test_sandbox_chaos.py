@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from drivetrain.sandboxes.label import read_label
 from tests.chaos.leftovers import leftovers, wait_until_clean
 from tests.chaos.owners import Plan
 from tests.conformance.sandbox.kits import get_kit, kit_names
@@ -84,6 +85,10 @@ def ids_in(log: list[list[str]]) -> list[str]:
 
 
 async def reap(kit: Kit, root: Path) -> list[str]:
+    """As if ten minutes later: a folder that was not labelled yet may be somebody's who is about to do so."""
+    for folder in root.iterdir() if root.exists() else ():
+        if read_label(folder) is None:
+            os.utime(folder, (1, 1))
     backend = kit.make(root)
     try:
         return await backend.reap()
@@ -114,7 +119,7 @@ def test_nothing_is_left_of_owners_killed_at_any_point(kit: Kit, tmp_path: Path)
     assert all(going_on[phase] > 0 for phase in {*plan.deaths} - {None}), going_on
 
     ids = ids_in(log)
-    assert len(ids) >= begun["create"] * 0.7  # the rest were killed or given up before they had a name
+    assert len(ids) >= begun["create"] / 3  # the rest were killed or given up before they had a name
     assert leftovers(kit, root, plan.mark, ids), "no owner left anything: nothing was tested"
     asyncio.run(reap(kit, root))
     assert wait_until_clean(kit, root, plan.mark, ids, patience_s=20.0) == []
