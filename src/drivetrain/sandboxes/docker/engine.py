@@ -148,7 +148,8 @@ class Engine:
             except EngineError as error:
                 if error.status == 404:
                     return
-                if error.status != 409 and "removal" not in error.said:  # it is being removed already
+                # It is being removed already, or the kernel has not let go of its file system yet.
+                if error.status != 409 and "removal" not in error.said and "busy" not in error.said:
                     raise
             else:
                 return

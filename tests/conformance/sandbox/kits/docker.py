@@ -39,6 +39,8 @@ class DockerKit(BaseKit):
 
     def __init__(self) -> None:
         self._users: int | None = None
+        self._starts = 0
+        self._locks = cache_root() / "test-images"
         self.folder = engine_folder()
         self.socket = self.folder / "docker.sock"
 
@@ -66,18 +68,22 @@ class DockerKit(BaseKit):
 
     def start(self) -> None:
         """Join the daemon, or start it. It ends when the last process that holds the lock has, however it ends."""
+        self._starts += 1
         if self._users is not None:
             return
-        with Path(f"{self.folder}.start").open("wb") as one_at_a_time:
+        with (self._locks / f"{self.folder.name}.start").open("wb") as one_at_a_time:
             fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
-            self._users = os.open(f"{self.folder}.users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            users = self._locks / f"{self.folder.name}.users"  # the script looks for it
+            self._users = os.open(users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._users, fcntl.LOCK_SH)
             subprocess.run([SCRIPT, "start", self.folder], check=True, capture_output=True, timeout=110)
 
     def close(self) -> None:
-        """Leave the daemon; the last one stops it."""
-        if self._users is None:
+        """Leave the daemon when whoever called :meth:`start` here has closed; the last process stops it."""
+        self._starts -= 1
+        if self._users is None or self._starts > 0:
             return
+        fcntl.flock(self._users, fcntl.LOCK_UN)  # or two that leave together would each see the other
         try:
             fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
