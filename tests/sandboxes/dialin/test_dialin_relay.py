@@ -304,6 +304,8 @@ async def test_the_secret_file_must_be_private_and_is_removed(tmp_path: Path) ->
         assert content.encode() not in errors
     with pytest.raises(ConfigError):
         DialIn(Reach("http://127.0.0.1:1"), "short", tmp_path)
+    with pytest.raises(ConfigError):
+        DialIn(Reach("http://127.0.0.1:1"), new_secret(), tmp_path / ("x" * 100))
 
 
 # -- the file that goes into the sandbox

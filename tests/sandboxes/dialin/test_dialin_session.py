@@ -236,7 +236,7 @@ class Network(RuleBasedStateMachine):
 
 TestNetwork = Network.TestCase
 TestNetwork.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

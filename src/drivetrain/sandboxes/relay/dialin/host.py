@@ -115,6 +115,8 @@ class DialIn:
     ) -> None:
         if len(secret) < 16:
             raise ConfigError("The dial-in secret is shorter than 16 characters.", fix="Use new_secret().")
+        if len(str(gateway_socket).encode()) > 100:
+            raise ConfigError(f"The socket path {gateway_socket} is too long.", fix="Use a shorter folder.")
         self._url = reach.url.rstrip("/") + "/"
         self._headers = {**reach.headers, wire.SECRET_HEADER: secret}
         self._socket = gateway_socket

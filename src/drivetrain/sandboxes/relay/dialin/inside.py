@@ -132,11 +132,13 @@ def no_delay(writer: asyncio.StreamWriter) -> None:
 async def serve(secret: bytes, timing: Timing, relay: socket.socket, dial: socket.socket) -> None:
     """Serve until cancelled."""
     inside = Inside(secret, timing)
-    await asyncio.start_server(inside.harness, sock=relay, limit=READ_AHEAD)
-    await asyncio.start_server(inside.dial, sock=dial, limit=HEAD_BYTES + wire.MAX_MESSAGE)
+    servers = [
+        await asyncio.start_server(inside.harness, sock=relay, limit=READ_AHEAD),
+        await asyncio.start_server(inside.dial, sock=dial, limit=HEAD_BYTES + wire.MAX_MESSAGE),
+    ]
     ports = {"relay_port": relay.getsockname()[1], "dial_port": dial.getsockname()[1]}
     print(json.dumps(ports), flush=True)
-    await asyncio.Event().wait()
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 def main() -> None:
