@@ -103,6 +103,7 @@ class Owner:
             self.say("cancelled", "create", number)
             return
         deeds = self.random.sample([self.exec, self.background, self.upload, self.snapshot], self.random.randint(1, 3))
+        deeds += [deed for deed in (self.exec, self.background, self.upload) if deed.__name__ == self.dies_in]
         try:
             for deed in deeds:
                 await deed(backend, box, number)
@@ -112,7 +113,7 @@ class Owner:
                 await asyncio.sleep(0)
         except SandboxError as error:
             self.say("error", number, type(error).__name__, error)
-        if self.random.random() < 0.7:
+        if self.dies_in == "close" or self.random.random() < 0.7:
             async with self.phase("close", number):
                 await box.close()
 
