@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from drivetrain.cache import Progress
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.control.channel import Channel
-from drivetrain.sandboxes.docker.config import HOME, check, container_config, parse_user
+from drivetrain.sandboxes.docker.config import HOME, User, check, container_config, parse_user
 from drivetrain.sandboxes.docker.door import BROKER_SOCKET, ControlDoor, GatewayBroker, make_folder
 from drivetrain.sandboxes.docker.engine import Engine, find_socket
 from drivetrain.sandboxes.docker.images import Image, ImageNotFound, Images
@@ -50,6 +50,9 @@ _STARTS_AT_ONCE = 8
 _SNAPSHOTS = "drivetrain-snapshot"
 _REFERENCE = re.compile(rf"{_SNAPSHOTS}:dt-[0-9a-f]+")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# An image's id is a digest of its content, so this is never out of date, whichever engine has it. Asking takes long.
+_ACCOUNTS: dict[tuple[str, User], Accounts] = {}
 
 T = TypeVar("T")
 
@@ -114,7 +117,6 @@ class DockerBackend:
         self._prepared: asyncio.Task[None] | None = None
         self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
         self._open: set[DockerSandbox] = set()
-        self._accounts: dict[str, Accounts] = {}
         self._to_drop: set[str] = set()
         self._dropping = asyncio.Lock()
         self._warned: set[str] = set()
@@ -248,10 +250,10 @@ class DockerBackend:
             labels=make_labels(SANDBOX, label, self.root),
         )
         container = await _steadily(engine.create(label.id, config))
-        names = self._accounts.get(image.id)
+        names = _ACCOUNTS.get((image.id, self._user))
         if names is None:
             passwd, group = [await engine.get(label.id, path) or b"" for path in ("/etc/passwd", "/etc/group")]
-            names = self._accounts[image.id] = accounts(passwd, group, self._user)
+            names = _ACCOUNTS[image.id, self._user] = accounts(passwd, group, self._user)
         kept = kept_overlays(image.labels) if spec.snapshot is not None else frozenset()
         seed = await asyncio.to_thread(build_seed, spec, self._user, names, kept)
         await engine.put(label.id, seed)
