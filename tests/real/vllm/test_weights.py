@@ -121,7 +121,7 @@ async def test_held_calls_straddle_and_every_token_has_its_version(
             assert [count for count, _ in spans] == [span.end - span.start for span in told], "vLLM's own"
             assert [told[0].start, told[-1].end] == [0, len(ids)]
             assert len({span.version for span in told}) == len(told)
-        elif turn in straddled:  # 0.31 does not say where
+        elif turn.policy_version_start != turn.policy_version_end:  # 0.31 does not say where
             assert not turn.policy_spans
             spans = []
         done = Completion(
@@ -135,14 +135,14 @@ async def test_held_calls_straddle_and_every_token_has_its_version(
         asked = {version for _, version in spans} or {0, 1}
         off = {version: gaps_of(policies[version], sample) for version in asked}
         if not spans:
-            switch = int((off[0] > 1e-3).argmax())
-            spans = [(switch, 0), (len(ids) - switch, 1)]
-            assert switch > 0
+            moved = off[0] > 1e-3
+            switch = int(moved.argmax()) if moved.any() else len(ids)
+            spans = [(count, version) for count, version in ((switch, 0), (len(ids) - switch, 1)) if count]
         at = 0
         for count, version in spans:
             assert turn.policy_version_start <= version <= turn.policy_version_end
             assert off[version][at : at + count].max() < 1e-3, (version, at, off[version])
-            if len(spans) > 1:
+            if len(spans) > 1 and count > 3:
                 assert off[1 - version][at : at + count].mean() > 1e-2, "or the file changed nothing"
             versions.add(version)
             at += count
