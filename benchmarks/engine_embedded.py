@@ -1,6 +1,6 @@
 """Tokens per second of the embedded engine beside plain ``generate`` and vLLM's CPU build, on one machine, in one run.
 
-    python benchmarks/engine_embedded.py                      # about 25 minutes on 2 cores
+    python benchmarks/engine_embedded.py                      # long: half an hour or more on 2 cores
     python benchmarks/engine_embedded.py --quick              # a tiny random model, seconds: does the script work?
     python benchmarks/engine_embedded.py --dtype bfloat16 --threads 1 --sides embedded,plain
 
