@@ -342,9 +342,11 @@ async def test_an_inside_that_breaks_the_protocol(message: bytes | str, code: in
     async with lying([message]) as (dial, codes):
         error = await asyncio.wait_for(dial.wait_failed(), 10)
         assert isinstance(error, DialInProtocolError), error
-        if len(message) < 1 << 20:
-            await until(lambda: len(codes) == 2)
-            assert codes == [code, code]
+        if code == wire.CLOSE_TOO_BIG:  # hung up with the rest unread, so the close code may be lost in a reset
+            assert "exceeds limit" in error.what
+            return
+        await until(lambda: len(codes) == 2)
+        assert codes == [code, code]
 
 
 async def test_the_largest_message_is_not_too_large() -> None:
