@@ -81,16 +81,17 @@ def test_nothing_where_nothing_may_be_made(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_version_1_shared_hierarchies_are_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``cpu,cpuacct`` is one hierarchy on most machines."""
+    """Several controllers may be mounted together."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "memory").mkdir()
-    places = {"cpu": tmp_path / "shared", "cpuacct": tmp_path / "shared", "memory": tmp_path / "memory"}
+    places = {"cpu": tmp_path / "shared", "pids": tmp_path / "shared", "memory": tmp_path / "memory"}
     monkeypatch.setattr(cgroups, "_own_folder", places.get)
     monkeypatch.setattr(cgroups, "_v2_parent", lambda: None)
     groups = make_groups("dt-1", LIMITS)
     assert sorted(folder.parent.name for folder in groups.folders) == ["memory", "shared"]
     assert (tmp_path / "shared" / "drivetrain-dt-1" / "cpu.cfs_quota_us").read_text() == "150000"
-    assert groups.missing(LIMITS) == ["process"]
+    assert (tmp_path / "shared" / "drivetrain-dt-1" / "pids.max").exists()
+    assert groups.missing(LIMITS) == []
 
 
 def test_groups_of_this_machine_come_and_go() -> None:

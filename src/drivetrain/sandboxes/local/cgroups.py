@@ -98,7 +98,6 @@ class Groups:
         self.memory = False
         self.pids = False
         self.cpu = False
-        self.cpuacct = False
 
     def missing(self, limits: Limits) -> list[str]:
         """Limits asked for and not enforced, in words."""
@@ -179,7 +178,6 @@ def _make_v1_groups(name: str, memory: int, pids: int, quota: int | None) -> Gro
     wanted: dict[str, dict[str, str]] = {
         "memory": {"memory.limit_in_bytes": str(memory)},
         "pids": {"pids.max": str(pids)},
-        "cpuacct": {},
     }
     if quota is not None:
         wanted["cpu"] = {"cpu.cfs_period_us": str(CPU_PERIOD_US), "cpu.cfs_quota_us": str(quota)}

@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from drivetrain.sandboxes.control.channel import Channel
 from drivetrain.sandboxes.control.files import memory_file
 from drivetrain.sandboxes.control.job import ControlledJob
@@ -225,9 +227,12 @@ class LocalSandbox(ControlledSandbox):
         """
         if self._channel.gone is not None:
             raise SandboxGone(f"The sandbox is gone: {self._channel.gone}.")
-        if self._groups.folders or self._label.init_pid is None:
-            return self._groups.stats()
-        return await asyncio.to_thread(tree_usage, self._label.init_pid)
+        held = self._groups.stats()
+        if held.cpu_s is not None or self._label.init_pid is None:
+            return held
+        # Version 1 would need one more group for the time, and each costs milliseconds to move into.
+        tree = await asyncio.to_thread(tree_usage, self._label.init_pid)
+        return msgspec.structs.replace(held, cpu_s=tree.cpu_s) if self._groups.folders else tree
 
     async def snapshot(self) -> Snapshot:
         """Keep the files of HOME and the workdir, and what was written over overlay mounts, until they are dropped.
