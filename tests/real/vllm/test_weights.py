@@ -27,7 +27,7 @@ from drivetrain.trace.validate import check_graph, check_rows
 from tests.real.vllm.support import QUESTIONS, Watched, changed_weights, gaps_of, load, metric, talk, until
 from tests.real.vllm_server import LiveServer
 
-TALKS, TURNS, TOKENS = 4, 2, 32
+TALKS, TURNS, TOKENS = 4, 2, 64
 TOLERANCE = 1e-3
 
 
@@ -93,7 +93,7 @@ async def test_held_calls_straddle_and_every_token_has_its_version(
     policies = (weights, new[0])
     sampled_before = await metric(server, "generation_tokens_total")
     talking = [asyncio.ensure_future(talk(front, url, TURNS, TOKENS, seed=seed)) for seed in range(TALKS)]
-    await until(lambda now: now >= sampled_before + 12 * TALKS, server, "generation_tokens_total")
+    await until(lambda now: now >= sampled_before + 4 * TALKS, server, "generation_tokens_total")
     async with front.fence.paused("hold", deadline_s=60) as update:
         held = front.fence.status().in_flight
         assert held and not any(task.done() for task in talking)
