@@ -110,7 +110,8 @@ async def _measure_all(args: argparse.Namespace, folder: Path) -> dict[str, Any]
 
 
 def _sides(args: argparse.Namespace, model: ModelDir, load: Load, folder: Path, dtype: str, threads: int) -> list[Side]:
-    from engine_sides import VLLM, Embedded, Plain, vllm_python
+    from engine_sides import VLLM, Embedded, Plain  # puts the checkout on the path
+    from tests.real.vllm_server import vllm_python
 
     sides: list[Side] = []
     if "embedded" in args.sides:
