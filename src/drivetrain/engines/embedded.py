@@ -25,7 +25,7 @@ class EmbeddedEngine:
 
     Args:
         model_dir: where the weights are; with ``model`` only its name and context length are used.
-        dtype: of the loaded weights. ``bfloat16`` halves memory, but its log-probs are off by 1e-2.
+        dtype: of the loaded weights. ``bfloat16`` halves memory; its log-probs are off by 3e-2 on average.
         max_batch: requests that run at the same time; more wait in order of arrival.
         threads: torch threads of the engine thread; default: half of the usable cores. On a machine where something
             else runs as well, fewer is faster: one busy core slows two-thread steps several times.
