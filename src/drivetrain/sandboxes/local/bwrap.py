@@ -208,7 +208,15 @@ class Layout(Protocol):
 
 
 def build_argv(
-    spec: SandboxSpec, *, bwrap: str, layout: Layout, python: Interpreter, control_fd: int, code_fd: int, filter_fd: int
+    spec: SandboxSpec,
+    *,
+    bwrap: str,
+    layout: Layout,
+    python: Interpreter,
+    control_fd: int,
+    code_fd: int,
+    filter_fd: int,
+    info_fd: int,
 ) -> list[str]:
     """The whole command line. It carries no secret: environment values travel over the control socket.
 
@@ -216,6 +224,7 @@ def build_argv(
         control_fd: the inherited end of the control socket pair.
         code_fd: inherited, with what :func:`.interpreter.inside_code` gives.
         filter_fd: inherited, with what :func:`.seccomp.program` gives.
+        info_fd: inherited, writable: bubblewrap says PID 1's pid there as soon as it has one.
 
     Raises:
         SandboxStartError: the spec asks for a mount that cannot be.
@@ -224,6 +233,7 @@ def build_argv(
     argv = [executable, "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--unshare-pid", "--as-pid-1"]
     argv += ["--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try"]
     argv += ["--die-with-parent", "--cap-drop", "ALL", "--seccomp", str(filter_fd)]  # no --new-session: see launcher.py
+    argv += ["--info-fd", str(info_fd)]
     version = _version(bwrap)
     if version >= (0, 8, 0):
         argv += ["--disable-userns"]  # with fresh user namespaces come fresh capabilities

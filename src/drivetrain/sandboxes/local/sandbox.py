@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import platform
+import re
 import resource
+import select
 import signal
 import subprocess
 from collections.abc import Callable
@@ -103,6 +105,8 @@ class LocalSandbox(ControlledSandbox):
         self._on_closed = on_closed
         self._groups = Groups()
         self._launch: asyncio.Future[subprocess.Popen[bytes]] | None = None
+        self._early: asyncio.Future[int | None] | None = None
+        self._told_fd: int | None = None
         self._init_pidfd: int | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -121,7 +125,8 @@ class LocalSandbox(ControlledSandbox):
             self._init_pidfd = os.pidfd_open(pid)
             label.init_pid, label.init_started = pid, started(pid)
             write_label(self._folder, label)
-            await asyncio.to_thread(self._limit, pid)  # the kernel may take 10 ms to move a process
+            if await self._end_early() != pid:
+                await asyncio.to_thread(self._limit, pid)
             self._channel.send(("go", self._config(pid)))
             await self._channel.expect("ready", START_TIMEOUT_S)
             if snapshot_fd is not None:
@@ -171,6 +176,7 @@ class LocalSandbox(ControlledSandbox):
     ) -> None:
         control_fd = self._channel.remote.fileno()
         code_fd, filter_fd = memory_file(inside_code(python.executable)), memory_file(program())
+        told_fd, info_fd = os.pipe()
         try:
             argv = bwrap.build_argv(
                 self._spec,
@@ -180,20 +186,27 @@ class LocalSandbox(ControlledSandbox):
                 control_fd=control_fd,
                 code_fd=code_fd,
                 filter_fd=filter_fd,
+                info_fd=info_fd,
             )
             stage = layout if isinstance(layout, Stage) else None
             if isinstance(layout, PlainLayout) and layout.copies:
                 self._note("overlay mounts are copies here: there is no stage to mount an overlay on")
                 await _in_thread(layout.copy)
-            order = Order(argv, (control_fd, code_fd, filter_fd), stderr_fd, stage, exchange_fd, furnish)
+            order = Order(argv, (control_fd, code_fd, filter_fd, info_fd), stderr_fd, stage, exchange_fd, furnish)
             self._launch = asyncio.wrap_future(launch(order))
             # Cancelled, it still has to be known what there is to remove: see _close.
             await asyncio.shield(self._launch)
         finally:
             if self._launch is not None:
                 await asyncio.wait([self._launch])
-            os.close(code_fd)
-            os.close(filter_fd)
+            for fd in (code_fd, filter_fd, info_fd):
+                os.close(fd)
+            if self._launch is None or self._launch.exception() is not None:
+                os.close(told_fd)
+            else:
+                self._told_fd = told_fd
+                # The kernel may take 10 ms to move a process: meanwhile Python starts.
+                self._early = asyncio.ensure_future(asyncio.to_thread(self._limit_early, told_fd))
         self._channel.remote.close()
 
     def _config(self, pid: int) -> dict[str, object]:
@@ -275,12 +288,39 @@ class LocalSandbox(ControlledSandbox):
             said = done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
             raise SandboxError(f"Sandbox {self.id} could not {what}: {said}.")
 
+    def _limit_early(self, told_fd: int) -> int | None:
+        """Limit PID 1 as soon as bubblewrap says which it is; the pid, or None where that did not work."""
+        poller = select.poll()
+        poller.register(told_fd, select.POLLIN)
+        try:
+            told = os.read(told_fd, 4096) if poller.poll(START_TIMEOUT_S * 1000) else b""
+            found = re.search(rb'"child-pid": (\d+)', told)
+            if found is None:
+                return None
+            pid = int(found[1])
+            self._groups.add(pid)
+            self._say_missing()
+        except OSError:
+            return None
+        return pid
+
+    async def _end_early(self) -> int | None:
+        """Wait for :meth:`_limit_early`; bubblewrap must have written all it has to say, or be dead."""
+        pid = await self._early if self._early is not None else None
+        if self._told_fd is not None:
+            os.close(self._told_fd)
+            self._told_fd = None
+        return pid
+
     def _limit(self, pid: int) -> None:
         try:
             self._groups.add(pid)
         except OSError:
             remove_cgroups(self._groups.folders)
             self._groups = Groups()
+        self._say_missing()
+
+    def _say_missing(self) -> None:
         missing = self._groups.missing(self._spec.limits)
         if missing:
             self._note(
@@ -311,6 +351,7 @@ class LocalSandbox(ControlledSandbox):
             else:
                 kill(process)
             await asyncio.to_thread(process.wait)
+        await self._end_early()
         await asyncio.to_thread(self._remove)
         self._on_closed(self)
 
