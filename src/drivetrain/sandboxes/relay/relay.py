@@ -6,9 +6,9 @@ connection is closed.
 
 As a script: ``python -I -S relay.py PORT SOCKET`` listens on 127.0.0.1:PORT.
 
-A target ``broker:PATH`` is no gateway but somebody who connects for us: each connection to that SOCK_SEQPACKET socket is
-answered with one message that carries a connected descriptor, or with an end of file when the gateway is down. A box
-whose user may not enter the gateway's folder reaches the gateway like that.
+A target ``broker:PATH`` is no gateway but somebody who connects for us: each connection to that SOCK_SEQPACKET socket
+is answered with one message that carries a connected descriptor, or with an end of file when the gateway is down. A
+box whose user may not enter the gateway's folder reaches the gateway like that.
 """
 
 from __future__ import annotations
