@@ -38,6 +38,7 @@ class _Usage(msgspec.Struct):
 
 class _Said(msgspec.Struct):
     role: str = ""
+    model: str = ""
     content: list[_Block] = []
     usage: _Usage = msgspec.field(default_factory=_Usage)
 
@@ -74,7 +75,9 @@ def _total(stdout: bytes, mark: bytes) -> int | None:
 def anthropic_work(stdout: bytes, native_log: bytes) -> LoggedWork:
     """Claude Code and Qwen Code: ``assistant`` events, one per block, and the usage of the ``result``."""
     del native_log
-    said = [event.message for event in events_of(stdout, _Turn, b'"assistant"') if event.type == "assistant"]
+    events = events_of(stdout, _Turn, b'"assistant"')
+    # Claude Code puts its own words about a failed call into an assistant message of no model.
+    said = [event.message for event in events if event.type == "assistant" and event.message.model != "<synthetic>"]
     calls, texts = _blocks(said, "tool_use")
     return LoggedWork(call_ids=calls, texts=texts, output_tokens=_total(stdout, b'"result"'))
 
@@ -182,5 +185,6 @@ WORK_READERS: dict[str, Callable[[bytes, bytes], LoggedWork]] = {
     "gemini_json": gemini_work,
     "qwen_json": anthropic_work,
     "opencode_json": opencode_work,
+    EXIT_CODE: lambda _stdout, _native: LoggedWork(complete=False),
 }
 """By the same names as :data:`swe_rl_agent.log_readers.READERS`."""
