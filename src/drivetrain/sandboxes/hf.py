@@ -183,9 +183,17 @@ class HFBackend(RemoteBackend):
         return "https://" if _sdk().constants.ENDPOINT.startswith("https://") else "http://"
 
     async def thread(self, what: str, call: Callable[[], Result]) -> Result:
-        """A blocking call of the SDK, with its exceptions as ours."""
+        """A blocking call of the SDK, with its exceptions as ours.
+
+        Raises:
+            ConfigError: there is no token, said before anything waits for a network.
+        """
 
         def work() -> Result:
+            if self._token is None and _sdk().get_token() is None:
+                raise ConfigError(
+                    f"Hugging Face cannot {what}: there is no token.", fix="Set HF_TOKEN to a token that may run Jobs."
+                )
             with _translated(what):
                 return call()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -83,3 +84,12 @@ async def test_credentials_and_images_are_named(hf_server: HFServer, hf: HFBacke
 async def test_a_network_that_cannot_be_closed_is_refused(hf: HFBackend) -> None:
     with pytest.raises(SandboxUnsupported, match="allow_open"):
         await hf.create(SandboxSpec())
+
+
+async def test_without_a_token_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    backend = HFBackend()
+    with pytest.raises(ConfigError, match="there is no token"):
+        await asyncio.wait_for(backend.reap(), 10)
+    await backend.aclose()
