@@ -93,7 +93,9 @@ async def grade(
     timeout_s: float | None = None,
     labels: Mapping[str, str] | None = None,
     limits: Limits | None = None,
+    image: str | None = None,
     run_empty: bool = False,
+    shuffle_seed: int | None = None,
 ) -> Grade:
     """Grade a patch that was taken against the base commit. Never raises for what the patch does.
 
@@ -101,8 +103,10 @@ async def grade(
         timeout_s: limit of the suite in seconds of wall clock; default the row's own.
         labels: of the sandbox, for the reaper.
         limits: of the sandbox; its ``ttl_s`` is replaced by the suite's limit and a margin.
+        image: of the sandbox; None = the backend's default.
         run_empty: run the suite even when nothing of the patch is left (to validate a task); otherwise that is
             unresolved without a sandbox.
+        shuffle_seed: order of the tests (to validate a task), see :func:`~swe_rl_env.grading.suite.run_suite`.
     """
     timeout_s = built.task.install.timeout_s if timeout_s is None else timeout_s
     clock = _Clock()
@@ -118,6 +122,7 @@ async def grade(
     if tree.empty and not run_empty:
         return unresolved(built, "empty_patch", "No change is left to test.", **known, timings=clock.timings())
     spec = SandboxSpec(
+        image=image,
         workdir=ROOT,
         mounts=built.environment.mounts,
         network="none",
@@ -125,7 +130,7 @@ async def grade(
         limits=msgspec.structs.replace(limits or Limits(), ttl_s=timeout_s + _TTL_MARGIN_S),
     )
     try:
-        run = await _run(backend, spec, built, tree, canary, timeout_s, clock)
+        run = await _run(backend, spec, built, tree, canary, timeout_s, clock, shuffle_seed)
     except (SandboxError, OSError) as e:
         return ungraded(built, _error_reason(e), f"{type(e).__name__}: {e}", **known, timings=clock.timings())
     known |= {"exit_code": run.exit_code, "log_tail": run.log_tail, "timings": clock.timings()}
@@ -142,6 +147,7 @@ async def _run(
     canary: Canary,
     timeout_s: float,
     clock: _Clock,
+    shuffle_seed: int | None,
 ) -> SuiteRun:
     repo = f"{ROOT}/{built.task.public.workdir_name}"
     box = await backend.create(spec)
@@ -149,7 +155,7 @@ async def _run(
         clock.lap("start")
         await box.upload(tree.tar, repo)
         clock.lap("upload")
-        run = await run_suite(box, built, repo, canary, timeout_s)
+        run = await run_suite(box, built, repo, canary, timeout_s, shuffle_seed=shuffle_seed)
         clock.lap("run")
     finally:
         await box.close()
@@ -180,7 +186,7 @@ async def grade_workspace(
         return b"", rejected(built, e)
     except (InfrastructureError, OSError) as e:
         return b"", ungraded(built, _error_reason(e), f"{type(e).__name__}: {e}")
-    return patch, await grade(built, patch, backend, timeout_s=timeout_s, labels=labels)
+    return patch, await grade(built, patch, backend, timeout_s=timeout_s, labels=labels, image=workspace.image)
 
 
 class _Clock:

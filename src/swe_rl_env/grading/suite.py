@@ -36,16 +36,38 @@ class SuiteRun(msgspec.Struct, frozen=True, kw_only=True):
     log_tail: str
 
 
-async def run_suite(box: SandboxHandle, built: BuiltTask, repo: str, canary: Canary, timeout_s: float) -> SuiteRun:
-    """Run to the end or the deadline (seconds of wall clock); everything the suite started is killed then."""
+def can_shuffle(built: BuiltTask) -> bool:
+    """Whether the task's runner can run its tests in another order."""
+    return built.task.install.log_parser == "pytest_nodeid_exact"
+
+
+async def run_suite(
+    box: SandboxHandle,
+    built: BuiltTask,
+    repo: str,
+    canary: Canary,
+    timeout_s: float,
+    *,
+    shuffle_seed: int | None = None,
+) -> SuiteRun:
+    """Run to the end or the deadline (seconds of wall clock); everything the suite started is killed then.
+
+    ``shuffle_seed`` draws another order of the files and of the tests in each (only where :func:`can_shuffle`).
+    """
     folder = f"{box.workdir}/.{secrets.token_hex(8)}"
     if built.task.install.log_parser == "tap_blocks_per_file":
         return await _run_tap(box, built, repo, folder, timeout_s)
-    return await _run_pytest(box, built, repo, folder, canary, timeout_s)
+    return await _run_pytest(box, built, repo, folder, canary, timeout_s, shuffle_seed)
 
 
 async def _run_pytest(
-    box: SandboxHandle, built: BuiltTask, repo: str, folder: str, canary: Canary, timeout_s: float
+    box: SandboxHandle,
+    built: BuiltTask,
+    repo: str,
+    folder: str,
+    canary: Canary,
+    timeout_s: float,
+    shuffle_seed: int | None,
 ) -> SuiteRun:
     arguments = built.task.install.pytest_arguments()
     if _names_files(built, arguments):
@@ -57,6 +79,7 @@ async def _run_pytest(
         "pythonpath": [p for p in env.get("PYTHONPATH", "").split(":") if p],
         "report": report,
         "nonce": nonce,
+        "shuffle_seed": shuffle_seed,
     }
     runner = (files("swe_rl_env") / "inside" / "pytest_runner.py").read_bytes()
     await box.write(f"{folder}/run.py", runner)

@@ -1,6 +1,6 @@
 """Script: run pytest with a reporter of ours; copied into the grading sandbox, outside the checkout.
 
-Usage: ``python -P -s RUNNER CONFIG``. CONFIG is JSON: args, pythonpath, report, nonce; it and this file are removed
+Usage: ``python -P -s RUNNER CONFIG``. CONFIG is JSON: args, pythonpath, report, nonce, shuffle_seed (null = the suite's own order); it and this file are removed
 before any code of the project runs. PYTHONPATH is set here and not at start-up, so a ``sitecustomize`` or a
 ``pytest`` folder in the checkout is never picked up in place of the real one. Standard library and pytest only.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,19 @@ class Reporter:
             self.collect_errors.append(report.nodeid)
 
 
+def shuffled(items: list[Any], seed: int) -> list[Any]:
+    """The collected tests with the files, and the tests in each file, in another order."""
+    files: dict[str, list[Any]] = {}
+    for item in items:
+        files.setdefault(item.nodeid.split("::", 1)[0], []).append(item)
+    draw = random.Random(seed)
+    groups = list(files.values())
+    draw.shuffle(groups)
+    for group in groups:
+        draw.shuffle(group)
+    return [item for group in groups for item in group]
+
+
 def main(config_path: str) -> int:
     """Run the suite and write the report as the very last step; return pytest's exit code."""
     config = json.loads(Path(config_path).read_text())
@@ -55,11 +69,17 @@ def main(config_path: str) -> int:
 
     import pytest
 
+    class Shuffler:
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+            items[:] = shuffled(items, config["shuffle_seed"])
+
     reporter = Reporter()
+    plugins = [reporter] if config["shuffle_seed"] is None else [reporter, Shuffler()]
     sys.path[:0] = config["pythonpath"]
     if config["pythonpath"]:
         os.environ["PYTHONPATH"] = os.pathsep.join(config["pythonpath"])
-    code = int(pytest.main(config["args"], plugins=[reporter]))
+    code = int(pytest.main(config["args"], plugins=plugins))
     data = dumps(
         {
             "nonce": config["nonce"],
