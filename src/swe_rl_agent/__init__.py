@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from swe_rl_agent.bundle import Bundle, build_bundle
 from swe_rl_agent.harness import CLIHarness, HarnessOutcome
-from swe_rl_agent.preset import Preset, StopReason, load_preset
+from swe_rl_agent.preset import Preset, StopReason, check_preset, load_preset
 from swe_rl_agent.registry import get_agent, list_agents
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Preset",
     "StopReason",
     "build_bundle",
+    "check_preset",
     "get_agent",
     "list_agents",
     "load_preset",

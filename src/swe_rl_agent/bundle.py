@@ -102,6 +102,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     ``path`` is the host folder that a sandbox mounts, ``sha256`` the hash of its whole content, ``runtime`` the
     interpreter inside (``node 22.23.3``), ``bytes`` the total file size, ``files`` the number of files and links.
+    Without ``mounted`` it stands for a program that the image has (:mod:`swe_rl_agent.bundle_own`).
     """
 
     name: str
@@ -111,6 +112,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     bytes: int
     files: int
+    mounted: bool = True
 
     @property
     def target(self) -> str:

@@ -17,12 +17,14 @@ import msgspec
 from drivetrain.cache import Progress
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.protocol import BgJob, Mount, SandboxError, SandboxHandle
-from swe_rl_agent.bundle import Bundle, build_bundle
+from swe_rl_agent.bundle import Bundle
+from swe_rl_agent.bundle_own import bundle_of
+from swe_rl_agent.last_word import LastWord
 from swe_rl_agent.log_readers import READERS
 from swe_rl_agent.log_work import WORK_READERS, LoggedWork
 from swe_rl_agent.names import lookup
 from swe_rl_agent.plan import LaunchPlan, ToolsEndpoint, make_plan
-from swe_rl_agent.preset import INFRASTRUCTURE, Preset, StopReason
+from swe_rl_agent.preset import EXIT_CODE, INFRASTRUCTURE, Preset, StopReason
 
 STDOUT, STDERR = ".drivetrain/stdout.log", ".drivetrain/stderr.log"
 MAX_LOG_BYTES = 64 << 20
@@ -83,10 +85,10 @@ class CLIHarness:
         """Build the bundle or take it from the cache. Blocking: call it before the event loop, or in a thread.
 
         Raises:
-            MissingDependency, InfrastructureError, ConfigError: see :func:`swe_rl_agent.bundle.build_bundle`.
+            MissingDependency, InfrastructureError, ConfigError: see :func:`swe_rl_agent.bundle_own.bundle_of`.
         """
         if self._bundle is None:
-            self._bundle = build_bundle(self.preset.bundle, cache, progress)
+            self._bundle = bundle_of(self.preset, cache, progress)
         return self._bundle
 
     @property
@@ -102,7 +104,7 @@ class CLIHarness:
 
     def mounts(self) -> tuple[Mount, ...]:
         """What the sandbox must mount for :meth:`run` (``SandboxSpec.mounts``)."""
-        return (self.bundle.mount(),)
+        return (self.bundle.mount(),) if self.bundle.mounted else ()
 
     async def run(
         self,
@@ -209,7 +211,8 @@ class CLIHarness:
         work = WORK_READERS[self.preset.log_reader](stdout, native)
         stderr = stderr or scrub(job.tail(TAIL_BYTES), api_key)  # /bin/sh itself failed
         stdout = _without(stdout, self.preset.log_noise)
-        last = self._read(stdout, native)
+        by_code = self.preset.log_reader == EXIT_CODE
+        last = _exit_word(exit_code, stderr) if by_code else self._read(stdout, native)
         stop = self.preset.stops.get(last.word, "crashed")
         if stop == "model_error" and any(mark in last.detail.lower() for mark in self.preset.overflow_marks):
             stop = "context_overflow"
@@ -243,6 +246,10 @@ class CLIHarness:
         """A log of the run without the key, and whether that is all of it."""
         data = await _read_end(sandbox, path)
         return scrub(data, api_key), len(data) != CUT_LOG_BYTES
+
+
+def _exit_word(exit_code: int | None, stderr: bytes) -> LastWord:
+    return LastWord(f"exit {exit_code}", stderr[-500:].decode(errors="replace").strip())
 
 
 def scrub(data: bytes, api_key: str) -> bytes:

@@ -10,6 +10,7 @@ from swe_rl_agent.log_codex import codex_json
 from swe_rl_agent.log_gemini import gemini_json
 from swe_rl_agent.log_opencode import opencode_json
 from swe_rl_agent.log_qwen import qwen_json
+from swe_rl_agent.preset import EXIT_CODE
 
 READERS: dict[str, Callable[[bytes, bytes], LastWord]] = {
     "pi_json": pi_json,
@@ -19,5 +20,6 @@ READERS: dict[str, Callable[[bytes, bytes], LastWord]] = {
     "gemini_json": gemini_json,
     "qwen_json": qwen_json,
     "opencode_json": opencode_json,
+    EXIT_CODE: lambda _stdout, _native: LastWord(""),
 }
 """Reader name in a preset -> function of the captured stdout and the native log."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from swe_rl_agent.log_events import events_of
+from swe_rl_agent.preset import EXIT_CODE
 
 
 class LoggedWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +186,6 @@ WORK_READERS: dict[str, Callable[[bytes, bytes], LoggedWork]] = {
     "gemini_json": gemini_work,
     "qwen_json": anthropic_work,
     "opencode_json": opencode_work,
-    EXIT_CODE: lambda _stdout, _native: LoggedWork(complete=False),
+    EXIT_CODE: lambda _stdout, _native: LoggedWork(),
 }
 """By the same names as :data:`swe_rl_agent.log_readers.READERS`."""

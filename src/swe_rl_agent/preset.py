@@ -8,6 +8,8 @@ except the log reader a preset names.
 from __future__ import annotations
 
 import hashlib
+import posixpath
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +26,9 @@ OPTIONS = "{options}"
 """The argv element that stands for the chosen variant's options (none by default)."""
 TOOLS = "{tools}"
 """The argv element that stands for the options that name an environment's MCP server (none without one)."""
+EXIT_CODE = "exit_code"
+"""The log reader of a harness without a readable log: its last word is ``exit N``, the detail the end of its stderr."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic", "google"]
 StopReason = Literal[
@@ -97,7 +102,9 @@ class ToolWiring(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One harness. ``stops`` maps the harness's own final words to a :data:`StopReason`; a word it does not list is
+    """One harness. ``bundle`` is a recipe of :mod:`swe_rl_agent.bundle`; for a custom agent a host folder (a path,
+    relative to the preset's file, mounted read-only at ``{bundle}``), or empty: the program is in the image.
+    ``stops`` maps the harness's own final words to a :data:`StopReason`; a word it does not list is
     ``crashed``. ``overflow_marks`` are lower-case fragments of an error text that make a ``model_error`` a
     ``context_overflow``. ``native_log`` is the trajectory the harness writes, ``{home}`` allowed. ``stdin`` is
     the path of one of ``files``, which the harness reads as its standard input (empty otherwise): for a task that it
@@ -135,7 +142,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def sha256(self) -> str:
         """Hash of the preset as data (hex): part of a rollout's provenance."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+        data = msgspec.structs.replace(self, bundle=posixpath.basename(self.bundle))  # not where a folder lies here
+        return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()
 
     def with_variant(self, name: str | None) -> Preset:
         """The preset with a variant applied; None or "" is the preset itself.
@@ -194,12 +202,21 @@ def load_preset(path: Path) -> Preset:
         raise ConfigError(
             f"Preset {path.name} is not valid: {error}.", fix="See presets/pi.toml for a valid one."
         ) from error
-    _check(preset, path.name)
+    check_preset(preset, path.name)
+    if "/" in preset.bundle or preset.bundle.startswith("."):
+        preset = msgspec.structs.replace(preset, bundle=str((path.absolute().parent / preset.bundle).resolve()))
     return preset
 
 
-def _check(preset: Preset, where: str) -> None:
-    """The rules a type cannot express."""
+def check_preset(preset: Preset, where: str = "") -> None:
+    """The rules a type cannot express; for presets that are made in Python.
+
+    Raises:
+        ConfigError: which one is broken.
+    """
+    where = where or preset.name
+    if not _NAME.fullmatch(preset.name):
+        raise ConfigError(f"Preset {where} has the name {preset.name!r}.", fix="Use letters, digits and `.`, `_`, `-`.")
     variants = preset.variants.values()
     wiring = preset.tools or ToolWiring()
     visible: list[Value] = [*preset.argv, *preset.env.values(), preset.native_log, *wiring.options]
@@ -215,6 +232,8 @@ def _check(preset: Preset, where: str) -> None:
     # design, section 3, invariant 6: the secret never appears in an argv, and env is inherited by every child
     for name in sorted({"api_key", "tools_key"} & {name for part in visible for name in placeholders(part)}):
         raise ConfigError(f"Preset {where} puts {{{name}}} into its argv or env.", fix="Write it into a config file.")
+    if not preset.bundle and "bundle" in used:
+        raise ConfigError(f"Preset {where} uses {{bundle}} and names none.", fix="Set bundle, or name the program.")
     if not preset.argv:
         raise ConfigError(f"Preset {where} has an empty argv.", fix="Name the program to start.")
     if "task" not in used:

@@ -1,8 +1,9 @@
-"""The agents this package knows, by name."""
+"""The agents this package knows, by name, and custom ones by the path of their preset."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from swe_rl_agent.harness import CLIHarness
 from swe_rl_agent.names import lookup
@@ -24,9 +25,23 @@ def get_agent(name: str, *, variant: str | None = None) -> CLIHarness:
     """The harness called ``name``; nothing is built or started yet.
 
     Args:
+        name: one of :func:`list_agents`, or the path of a preset of your own (it ends in ``.toml``).
         variant: a named change of the preset, e.g. ``small`` for a short prompt.
 
     Raises:
         ConfigError: unknown agent or variant (the message lists close matches), or a broken preset file.
     """
-    return CLIHarness(lookup("agent", name, _presets()).with_variant(variant))
+    return CLIHarness(_preset(name).with_variant(variant))
+
+
+def agent_name(name: str) -> str:
+    """What the agent is called in results: the name in its preset; a name that is no path is its own.
+
+    Raises:
+        ConfigError: a broken preset file.
+    """
+    return _preset(name).name if name.endswith(".toml") else name
+
+
+def _preset(name: str) -> Preset:
+    return load_preset(Path(name)) if name.endswith(".toml") else lookup("agent", name, _presets())

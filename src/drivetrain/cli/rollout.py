@@ -36,13 +36,14 @@ class Reasoning(enum.StrEnum):
 
 def rollout(
     agent: list[str] = typer.Option(
-        ..., "--agent", "-a", help="pi, mini-swe-agent, oracle (applies the fix) or noop; may be repeated."
+        ..., "--agent", "-a", help="A name, a preset file (*.toml), oracle (applies the fix) or noop; may be repeated."
     ),
     task: list[str] = typer.Option([], "--task", "-t", help="Task id; may be repeated. See `drivetrain tasks ls`."),
     all_tasks: bool = typer.Option(False, "--all-tasks", help="Every task."),
     n: int = typer.Option(1, "-n", help="Rollouts per task and agent (a GRPO group)."),
     model: str = typer.Option("SmolLM2-135M-Instruct", "--model", "-m", help="Bundled model name or model directory."),
     sandbox: str = typer.Option("local", "--sandbox", help="Sandbox backend."),
+    image: str | None = typer.Option(None, help="Image that its sandboxes start from; default: the backend's."),
     concurrency: int = typer.Option(2, "--concurrency", "-c", help="Rollouts in flight."),
     temperature: float = typer.Option(1.0, help="Sampling temperature; train with the same."),
     max_turns: int = typer.Option(20, help="Model calls per rollout."),
@@ -88,6 +89,7 @@ def rollout(
         n=n,
         model=model,
         sandbox=sandbox,
+        image=image,
         concurrency=concurrency,
         temperature=temperature,
         max_turns=max_turns,

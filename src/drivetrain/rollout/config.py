@@ -10,6 +10,7 @@ from drivetrain.engines.open import EngineSpec, check_embedded_options
 from drivetrain.errors import ConfigError
 from drivetrain.trace.sample import TRAINED_LABELS
 from drivetrain.trace.turn import Label
+from swe_rl_agent.registry import agent_name
 
 REFERENCE_AGENTS = ("oracle", "noop")
 """Agents without a model: the reference fix and nothing at all."""
@@ -27,7 +28,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``reasoning`` says whether sampled reasoning stays in context (``keep``) or goes where the template strips it
     (``template``: such turns fork). ``variant`` chooses a preset's variant, e.g. ``small`` for prompts that fit small
     models. ``engine`` says what samples; ``dtype`` and ``threads`` are the embedded engine's. ``seed`` makes sampling
-    reproducible as far as the engine is.
+    reproducible as far as the engine is. ``image`` is what the agent's and the grader's sandboxes start from; None =
+    the backend's default. Each of ``agents`` is a name, or the path of a preset file.
     ``train_labels`` are the labels of the turns to train (design section 4, "Label"); ``max_masked_fraction`` is the
     share of sampled tokens that faults may cost before the run stops.
     """
@@ -37,6 +39,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     model: str = "SmolLM2-135M-Instruct"
     sandbox: str = "local"
+    image: str | None = None
     concurrency: int = 2
     temperature: float = 1.0
     max_turns: int = 20
@@ -87,7 +90,14 @@ class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def episodes_of(config: RolloutConfig) -> list[EpisodeSpec]:
-    """Every rollout of a run, group members side by side."""
+    """Every rollout of a run, group members side by side.
+
+    Raises:
+        ConfigError: a custom agent's preset is broken, or two agents have one name.
+    """
+    agents = [agent_name(agent) for agent in config.agents]
+    if twice := sorted({agent for agent in agents if agents.count(agent) > 1}):
+        raise ConfigError(f"two agents are called {twice[0]!r}.", fix="Change `name` in one of the presets.")
     return [
         EpisodeSpec(
             rollout_id=f"{task}.{agent}.{group}",
@@ -97,6 +107,6 @@ def episodes_of(config: RolloutConfig) -> list[EpisodeSpec]:
             seed=None if config.seed is None else config.seed + group,
         )
         for task in config.tasks
-        for agent in config.agents
+        for agent in agents
         for group in range(config.n)
     ]

@@ -24,11 +24,11 @@ from drivetrain.rollout.selection import Selection
 from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend
 from drivetrain.trace.sample import HarnessTrace
 from swe_rl_agent.harness import CLIHarness, HarnessOutcome
-from swe_rl_env.work.agents import AGENTS
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.grading.grade import Grade
 from swe_rl_env.grading.run import grade_workspace
 from swe_rl_env.tasks.catalog import prompt_for
+from swe_rl_env.work.agents import AGENTS
 from swe_rl_env.work.workspace import Workspace, open_workspace
 
 _log = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ class EpisodeRunner:
             network=network,
             gateway_socket=self._socket if network == "gateway" else None,
             extra_mounts=mounts,
+            image=self._config.image,
             limits=Limits(ttl_s=self._config.deadline_s + _CLOSING_S),
             labels={"role": "agent", "group": str(spec.group)},
         )

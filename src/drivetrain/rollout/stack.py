@@ -59,12 +59,11 @@ async def open_stack(
     for task_id in config.tasks:
         get_task(task_id)
     backend = get_backend(config.sandbox)
-    harnesses: dict[str, CLIHarness] = {
-        name: get_agent(name, variant=config.variant) for name in config.agents if name not in REFERENCE_AGENTS
-    }
+    chosen = [get_agent(name, variant=config.variant) for name in config.agents if name not in REFERENCE_AGENTS]
+    harnesses: dict[str, CLIHarness] = {harness.name: harness for harness in chosen}
     async with AsyncExitStack() as stack:
         stack.push_async_callback(backend.aclose)
-        await _try_sandbox(backend)
+        await _try_sandbox(backend, config.image)
         for harness in harnesses.values():
             await asyncio.to_thread(harness.prepare, None, tell)
         if config.needs_model and model is None:
@@ -94,13 +93,13 @@ async def open_stack(
         )
 
 
-async def _try_sandbox(backend: SandboxBackend) -> None:
+async def _try_sandbox(backend: SandboxBackend, image: str | None) -> None:
     """Start one sandbox and close it: a machine that cannot should say so before anything is downloaded.
 
     Raises:
         MissingDependency, SandboxError: why it cannot.
     """
-    box = await backend.create(SandboxSpec(limits=Limits(ttl_s=60)))
+    box = await backend.create(SandboxSpec(image=image, limits=Limits(ttl_s=60)))
     await box.close()
 
 

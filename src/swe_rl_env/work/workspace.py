@@ -17,12 +17,14 @@ ROOT = "/work"
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """An open sandbox with the task's checkout at ``repo`` (inside path).
 
-    ``env`` is the environment every command in it gets on top of the sandbox's defaults.
+    ``env`` is the environment every command in it gets on top of the sandbox's defaults; ``image`` what the sandbox
+    was started from, and the grader's is (None = the backend's default).
     """
 
     sandbox: SandboxHandle
     repo: str
     env: Mapping[str, str]
+    image: str | None = None
 
     async def close(self) -> None:
         """Close the sandbox; idempotent."""
@@ -35,6 +37,7 @@ async def open_workspace(
     *,
     network: NetworkPolicy = "none",
     gateway_socket: Path | None = None,
+    image: str | None = None,
     extra_mounts: Sequence[Mount] = (),
     extra_env: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
@@ -46,6 +49,7 @@ async def open_workspace(
     version) stay outside, so do not put them into ``labels`` or ``extra_env`` either.
 
     Args:
+        image: container image or template; None = the backend's default.
         extra_mounts: for example the agent's bundle.
         extra_env: added last, wins over the task's own variables.
 
@@ -55,6 +59,7 @@ async def open_workspace(
     repo = f"{ROOT}/{built.task.public.workdir_name}"
     env = {**built.environment.variables(built.task, repo), **(extra_env or {})}
     spec = SandboxSpec(
+        image=image,
         workdir=ROOT,
         mounts=(*built.environment.mounts, *extra_mounts),
         env=env,
@@ -70,4 +75,4 @@ async def open_workspace(
     except BaseException:
         await sandbox.close()
         raise
-    return Workspace(sandbox=sandbox, repo=repo, env=env)
+    return Workspace(sandbox=sandbox, repo=repo, env=env, image=image)
