@@ -12,7 +12,8 @@ from swe_rl_env.grading.grade import Grade, rejected
 from swe_rl_env.grading.run import grade_workspace
 from swe_rl_env.grading.validate import Validation, validate_task
 from swe_rl_env.tasks.catalog import get_task, load_tasks, prompt_for
-from swe_rl_env.tasks.model import PublicPart, SweTask, task_from_row
+from swe_rl_env.tasks.model import PublicPart, SweTask
+from swe_rl_env.tasks.rows import task_from_row
 from swe_rl_env.work.agents import AGENTS, ReferenceAgent, noop, oracle, oracle_patch, reference_agent
 from swe_rl_env.work.patch import CollectedPatch, PatchLimits, collect, collect_patch
 from swe_rl_env.work.workspace import Workspace, open_workspace

@@ -82,9 +82,9 @@ def test_prompt_is_public_and_short() -> None:
         for secret in (
             task.instance_id,
             task.base_commit,
-            private.fix_archive.version,
-            private.patch_sha256,
-            private.test_patch_sha256,
+            task.archives.fix.version,
+            task.archives.patch_sha256,
+            task.archives.test_patch_sha256,
             *private.expected,
             *private.gold_patch_paths,
             *private.test_patch_paths,

@@ -154,17 +154,19 @@ def build_task(task: SweTask, cache: Path | None = None, progress: Progress | No
 
     Raises:
         BuildError: a download, checksum or derivation failed; nothing half-written stays.
+        ConfigError: the task comes as an image.
         MissingDependency: git, node or a fitting Python is missing.
     """
     cache = cache_root(cache).resolve()
     say = progress or (lambda _: None)
-    key = content_key("task-1", task.base_commit, task.private.patch_sha256, task.private.test_patch_sha256)
+    archives = task.archives
+    key = content_key("task-1", task.base_commit, archives.patch_sha256, archives.test_patch_sha256)
 
     def build(folder: Path) -> None:
         private = task.private
-        say(f"{task.instance_id}: fetching {private.base_archive.filename} and {private.fix_archive.filename}")
-        base = read_archive(fetch(private.base_archive, cache), task.registry)
-        fix = read_archive(fetch(private.fix_archive, cache), task.registry)
+        say(f"{task.instance_id}: fetching {archives.base.filename} and {archives.fix.filename}")
+        base = read_archive(fetch(archives.base, cache), archives.base.registry)
+        fix = read_archive(fetch(archives.fix, cache), archives.fix.registry)
         say(f"{task.instance_id}: deriving the base commit and two patches")
         with TemporaryDirectory(dir=folder) as temp:
             repo = Path(temp) / "repo"
@@ -173,8 +175,8 @@ def build_task(task: SweTask, cache: Path | None = None, progress: Progress | No
                 ["clone", "-q", "--bare", "--no-hardlinks", "--template=", str(repo), str(folder / "base.git")],
                 cwd=folder,
             )
-            test = _patch(task, repo, fix, private.test_patch_paths, private.test_patch_sha256, "test")
-            gold = _patch(task, repo, fix, private.gold_patch_paths, private.patch_sha256, "gold")
+            test = _patch(task, repo, fix, private.test_patch_paths, archives.test_patch_sha256, "test")
+            gold = _patch(task, repo, fix, private.gold_patch_paths, archives.patch_sha256, "gold")
             _finish_repo(repo)
             (folder / "workspace.tar").write_bytes(pack_folder(repo))
         (folder / "gold.patch").write_bytes(gold)

@@ -8,7 +8,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from drivetrain.errors import ConfigError
-from swe_rl_env.tasks.model import SweTask, read_rows
+from swe_rl_env.tasks.model import SweTask
+from swe_rl_env.tasks.rows import read_rows
 
 
 @lru_cache(maxsize=8)

@@ -7,33 +7,32 @@ that describes the fix) stays with the grader: nothing that writes into the agen
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from drivetrain.errors import ConfigError
 
-LogParser = Literal["pytest_nodeid_exact", "tap_blocks_per_file"]
 Registry = Literal["pypi", "npm"]
 
 
 class InstallConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How to make the environment and run the suite; ``timeout_s`` in seconds of wall clock for the whole suite.
 
-    ``env`` values may hold ``{workdir}`` (the checkout) and ``{deps}`` (the dependency folder).
+    ``log_parser`` names a reader of the suite's results (:mod:`swe_rl_env.tasks.log_parsers`). ``test_cmd`` are shell
+    commands, run one after the other whatever they return. ``install`` are commands that were run when the image was
+    made. ``env`` values may hold ``{workdir}`` (the checkout) and ``{deps}`` (the dependency folder).
     """
 
-    log_parser: LogParser
+    log_parser: str
     test_cmd: list[str]
     timeout_s: float = 1800.0
     env: dict[str, str] = {}
     pip_packages: list[str] = []
     pip_args: list[str] = []
     npm_packages: list[str] = []
+    install: list[str] = []
     base_image_name: str | None = None
     docker_specs: dict[str, Any] | None = None
 
@@ -75,17 +74,29 @@ class PublicPart(msgspec.Struct, frozen=True, kw_only=True):
         return self.repo.rsplit("/", 1)[-1]
 
 
+class Archives(msgspec.Struct, frozen=True, kw_only=True):
+    """The two releases that a task is derived from; digests in hex, of the patches between them."""
+
+    base: Archive
+    fix: Archive
+    patch_sha256: str
+    test_patch_sha256: str
+
+
 class PrivatePart(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything only the grader may see. Sizes in bytes, digests in hex."""
+    """Everything only the grader may see.
+
+    A task has either ``archives``, from which its patches are derived, or ``patch`` and ``test_patch`` themselves
+    (unified diffs with ``diff --git`` headers). The paths are what the two patches touch.
+    """
 
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     gold_patch_paths: tuple[str, ...]
     test_patch_paths: tuple[str, ...]
-    patch_sha256: str
-    test_patch_sha256: str
-    base_archive: Archive
-    fix_archive: Archive
+    archives: Archives | None = None
+    patch: str | None = None
+    test_patch: str | None = None
     pr_description: str | None = None
     hints_text: str | None = None
 
@@ -96,143 +107,49 @@ class PrivatePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One task. ``source_dir`` is the import root inside the checkout (``.`` or ``src``)."""
+    """One task.
+
+    ``image`` is the container image with the repository in ``workdir`` (inside path); None for a task made from
+    archives, whose ``source_dir`` is then the import root inside the checkout (``.`` or ``src``). ``dataset`` is the
+    format its row came in (:mod:`swe_rl_env.tasks.adapters`). ``evaluation_only`` tasks belong to a public benchmark:
+    loaders refuse them as training data. ``created_at`` is ISO 8601, UTC. ``patch_lines`` are lines that the reference
+    fix adds and removes, None where the row does not say. ``meta`` and ``extra`` keep the row's own.
+    """
 
     instance_id: str
     base_commit: str
     public: PublicPart
     private: PrivatePart
     install: InstallConfig
+    dataset: str = "archives"
+    image: str | None = None
+    workdir: str | None = None
+    evaluation_only: bool = False
     license: str | None = None
     source_dir: str = "."
     python_version: str | None = None
     difficulty: str | None = None
     traits: tuple[str, ...] = ()
+    created_at: str | None = None
+    patch_lines: int | None = None
+    meta: dict[str, Any] = {}
     extra: dict[str, Any] = {}
 
     @property
-    def registry(self) -> Registry:
-        """Where the archives were published."""
-        return self.private.base_archive.registry
+    def archives(self) -> Archives:
+        """The two releases.
 
+        Raises:
+            ConfigError: the task comes as an image.
+        """
+        if self.private.archives is None:
+            raise ConfigError(
+                f"{self.instance_id} comes as the image {self.image}, not as two archives.",
+                fix="Use a sandbox backend that runs images, such as docker.",
+            )
+        return self.private.archives
 
-class _Row(msgspec.Struct, kw_only=True):
-    """The columns of a row, as published; unknown ones go to ``SweTask.extra``."""
-
-    instance_id: str
-    repo: str
-    language: str
-    base_commit: str
-    problem_statement: str
-    FAIL_TO_PASS: list[str] | str | None
-    PASS_TO_PASS: list[str] | str | None
-    install_config: dict[str, Any]
-    registry: Registry
-    base_version: str
-    fix_version: str
-    base_sdist: str
-    base_sdist_sha256: str
-    fix_sdist: str
-    fix_sdist_sha256: str
-    gold_patch_paths: list[str]
-    test_patch_paths: list[str]
-    patch_sha256: str
-    test_patch_sha256: str
-    source_dir: str = "."
-    python_version: str | None = None
-    license: str | None = None
-    interface: str | None = None
-    pr_description: str | None = None
-    hints_text: str | None = None
-    meta: dict[str, Any] | None = None
-
-
-def _ids(value: list[str] | str | None, column: str, where: str) -> tuple[str, ...]:
-    """Lists come as lists, as JSON inside a string, or as null (SWE-bench); an empty expectation is a load error."""
-    ids: Any = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(ids, list) or not ids or not all(isinstance(i, str) for i in ids):
-        raise ConfigError(f"{where}: {column} is empty or not a list of test ids.", fix="Drop the row or repair it.")
-    return tuple(ids)
-
-
-def task_from_row(row: Mapping[str, Any], *, where: str = "row") -> SweTask:
-    """Check a row of the JSON Lines file and split it.
-
-    Args:
-        row: decoded JSON object.
-        where: what to call the row in an error, for example ``tasks.jsonl:12``.
-
-    Raises:
-        ConfigError: a column is missing, of the wrong type, or names an unknown parser.
-    """
-    try:
-        r = msgspec.convert(dict(row), _Row)
-        install = msgspec.convert(r.install_config, InstallConfig)
-    except msgspec.ValidationError as e:
-        raise ConfigError(
-            f"{where}: {e}.", fix="The columns are those of SWE-rebench V2 (see swe_rl_env.tasks.model)."
-        ) from e
-    if install.log_parser == "pytest_nodeid_exact":
-        install.pytest_arguments()  # a command whose results cannot be read is a load error, not a grading error
-    if not r.problem_statement.strip():
-        raise ConfigError(f"{where}: problem_statement is empty.")
-    if not r.test_patch_paths or not r.gold_patch_paths:
-        raise ConfigError(f"{where}: gold_patch_paths and test_patch_paths must not be empty.")
-    name = r.repo.rsplit("/", 1)[-1]
-
-    def archive(version: str, filename: str, sha256: str) -> Archive:
-        return Archive(registry=r.registry, name=name, version=version, filename=filename, sha256=sha256)
-
-    meta = r.meta or {}
-    return SweTask(
-        instance_id=r.instance_id,
-        base_commit=r.base_commit,
-        public=PublicPart(
-            repo=r.repo, problem_statement=r.problem_statement, language=r.language, interface=r.interface
-        ),
-        private=PrivatePart(
-            fail_to_pass=_ids(r.FAIL_TO_PASS, "FAIL_TO_PASS", where),
-            pass_to_pass=_ids(r.PASS_TO_PASS, "PASS_TO_PASS", where),
-            gold_patch_paths=tuple(r.gold_patch_paths),
-            test_patch_paths=tuple(r.test_patch_paths),
-            patch_sha256=r.patch_sha256,
-            test_patch_sha256=r.test_patch_sha256,
-            base_archive=archive(r.base_version, r.base_sdist, r.base_sdist_sha256),
-            fix_archive=archive(r.fix_version, r.fix_sdist, r.fix_sdist_sha256),
-            pr_description=r.pr_description,
-            hints_text=r.hints_text,
-        ),
-        install=install,
-        license=r.license,
-        source_dir=r.source_dir,
-        python_version=r.python_version,
-        difficulty=meta.get("difficulty"),
-        traits=tuple(meta.get("traits", ())),
-        extra={k: v for k, v in row.items() if k not in _Row.__struct_fields__},
-    )
-
-
-def read_rows(path: Path) -> list[SweTask]:
-    """Every task of a JSON Lines file, in file order.
-
-    Raises:
-        ConfigError: the file is missing, a line is not JSON, a row is unusable, or an id occurs twice.
-    """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as e:
-        raise ConfigError(f"Cannot read the task file {path}: {e.strerror}.") from e
-    tasks: dict[str, SweTask] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path.name}:{number}"
-        try:
-            row = msgspec.json.decode(line)
-        except msgspec.DecodeError as e:
-            raise ConfigError(f"{where}: not a JSON object: {e}.") from e
-        task = task_from_row(row, where=where)
-        if task.instance_id in tasks:
-            raise ConfigError(f"{where}: instance_id {task.instance_id} occurs twice.")
-        tasks[task.instance_id] = task
-    return list(tasks.values())
+    @property
+    def registry(self) -> Registry | None:
+        """Where the archives were published; None for a task that comes as an image."""
+        return self.private.archives.base.registry if self.private.archives else None
