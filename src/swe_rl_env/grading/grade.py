@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -11,6 +11,7 @@ from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.errors import PatchRejected
 from swe_rl_env.grading.canary import CanaryState
 from swe_rl_env.grading.verdicts import Verdict
+from swe_rl_env.work.findings import Finding
 
 Outcome = Literal["resolved", "unresolved", "error"]
 Reason = Literal[
@@ -21,6 +22,7 @@ Reason = Literal[
     "patch_too_large",
     "too_many_files",
     "workspace_too_large",
+    "workspace_exhausted",
     "unreadable_tree",
     "tampering",
     "timeout",
@@ -38,8 +40,8 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one patch.
 
     ``reward`` is 1.0, 0.0, or None when nothing could be graded (leave it out of the baseline). ``tests`` covers the
-    expected ids only. ``dropped_paths`` are edits that did not count. ``timings`` are seconds: prepare, start,
-    upload, run, total. ``detail`` and ``log_tail`` are for people and never go to the agent.
+    expected ids only. ``dropped_paths`` are edits that did not count. ``findings`` are traces of cheating; they never
+    change ``reward`` (case row G9). ``timings`` are seconds: prepare, start, upload, run, total. ``detail`` and ``log_tail`` are for people and never go to the agent.
     """
 
     instance_id: str
@@ -58,6 +60,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     patch_bytes: int = 0
     log_tail: str = ""
     timings: Mapping[str, float] = {}
+    findings: tuple[Finding, ...] = ()
 
 
 def unresolved(built: BuiltTask, reason: Reason, detail: str = "", **fields: object) -> Grade:
@@ -91,6 +94,11 @@ def _grade(
     return msgspec.convert({**head, **fields}, Grade, strict=True)
 
 
+def with_findings(grade: Grade, findings: Iterable[Finding]) -> Grade:
+    """The same verdict with more findings."""
+    return msgspec.structs.replace(grade, findings=(*grade.findings, *findings))
+
+
 def judge(
     built: BuiltTask, verdicts: Mapping[str, Verdict], canary: CanaryState, complete: bool, **fields: object
 ) -> Grade:
@@ -105,7 +113,8 @@ def judge(
     counts = {"tests": tests, "f2p_passed": f2p, "p2p_passed": p2p, "canary": canary, **fields}
     solved = all(v == "PASSED" for v in tests.values())
     if canary == "altered" or (solved and canary != "as_planted"):
-        return unresolved(built, "tampering", f"The planted tests came back {canary}.", **counts)
+        detail = f"The planted tests came back {canary}."
+        return with_findings(unresolved(built, "tampering", detail, **counts), (Finding(kind="canary", detail=detail),))
     if not complete:
         return unresolved(built, "no_report", "The run did not finish.", **counts)
     if not solved:

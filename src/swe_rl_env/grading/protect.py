@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection
 
 from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.work.findings import FindingKind
 
 _PYTHON_SETTINGS = frozenset(
     {
@@ -54,13 +55,17 @@ class Protection:
         self._shadowing = _RUNNER_MODULES | frozenset(built.environment.modules) | sys.stdlib_module_names
         self._must_stay = self._patched | {p for p in self._base if self._is_test(p) or self._is_setting(p)}
 
-    def covers(self, path: str) -> bool:
-        """Whether an agent's change to ``path`` (relative to the checkout) is dropped."""
+    def covers(self, path: str) -> FindingKind | None:
+        """Why an agent's change to ``path`` (relative to the checkout) is dropped; None when it counts."""
         if path in self._patched or self._blocks(path):
-            return True
+            return "runner_config_edit" if self._is_setting(path) else "test_edit"
         if path in self._gold:
-            return False
-        return self._is_test(path) or self._is_setting(path) or (self._python and self._shadows(path))
+            return None
+        if self._is_setting(path):
+            return "runner_config_edit"
+        if self._is_test(path):
+            return "test_edit"
+        return "shadowed_module" if self._python and self._shadows(path) else None
 
     def _blocks(self, path: str) -> bool:
         """A file where a protected one needs a folder, or below a protected file."""
@@ -79,7 +84,9 @@ class Protection:
     def _is_setting(self, path: str) -> bool:
         name = posixpath.basename(path)
         if self._python:
-            return name in _PYTHON_SETTINGS or name.endswith(_COMPILED)
+            # Metadata of a distribution anywhere on sys.path registers plugins with the runner.
+            metadata = any(part.endswith((".dist-info", ".egg-info")) for part in path.split("/"))
+            return name in _PYTHON_SETTINGS or name.endswith(_COMPILED) or metadata
         return name in _NODE_SETTINGS or name.startswith(_NODE_SETTING_PREFIXES) or "node_modules" in path.split("/")
 
     def _shadows(self, path: str) -> bool:

@@ -18,6 +18,7 @@ from drivetrain.sandboxes.protocol import (
     SandboxBackend,
     SandboxError,
     SandboxGone,
+    SandboxHandle,
     SandboxSpec,
     SandboxStartError,
 )
@@ -26,10 +27,12 @@ from swe_rl_env.building.gitio import Entry, GitError, Scratch
 from swe_rl_env.building.tario import MODE_LINK, pack
 from swe_rl_env.errors import PatchRejected
 from swe_rl_env.grading.canary import Canary, plant
-from swe_rl_env.grading.grade import ErrorReason, Grade, judge, rejected, ungraded, unresolved
+from swe_rl_env.grading.grade import ErrorReason, Grade, judge, rejected, ungraded, unresolved, with_findings
 from swe_rl_env.grading.protect import Protection
 from swe_rl_env.grading.suite import SuiteRun, run_suite
-from swe_rl_env.work.patch import PatchLimits, collect_patch, escapes, is_compiled
+from swe_rl_env.work.findings import Finding, FindingKind
+from swe_rl_env.work.patch import PatchLimits, collect, escapes, is_compiled
+from swe_rl_env.work.survey import network_attempts
 from swe_rl_env.work.workspace import ROOT, Workspace
 
 # Start, upload and clean-up come on top of the suite's own limit before the sandbox ends itself; seconds.
@@ -37,10 +40,10 @@ _TTL_MARGIN_S = 300.0
 
 
 class GradingTree(msgspec.Struct, frozen=True, kw_only=True):
-    """The tree to run: a tar, the dropped paths, and whether anything of the patch is left."""
+    """The tree to run: a tar, the dropped paths with the reason for each, and whether anything of the patch is left."""
 
     tar: bytes
-    dropped: tuple[str, ...]
+    dropped: tuple[Finding, ...]
     empty: bool
 
 
@@ -57,7 +60,7 @@ def grading_tree(built: BuiltTask, patch: bytes, canary: Canary) -> GradingTree:
         after = s.entries(tree)
         changed = s.changed(base, tree)
         rule = Protection(built, {_text(p) for p in before})
-        drop = [p for p in changed if rule.covers(_text(p)) or _unsafe(s, p, after.get(p))]
+        drop = {p: kind for p in changed if (kind := rule.covers(_text(p)) or _unsafe(s, p, after.get(p)))}
         restore: dict[bytes, Entry | None] = {p: before.get(p) for p in drop}
         tree = s.with_entries(tree, restore) if restore else tree
         empty = not s.changed(base, tree)
@@ -69,20 +72,21 @@ def grading_tree(built: BuiltTask, patch: bytes, canary: Canary) -> GradingTree:
             if not is_compiled(_text(path))
         ]
     files += [(p.encode(), "100644", data) for p, data in canary.files.items()]
-    return GradingTree(tar=pack(files), dropped=tuple(sorted(_text(p) for p in drop)), empty=empty)
+    dropped = [Finding(kind=kind, path=_text(p), detail="dropped") for p, kind in sorted(drop.items())]
+    return GradingTree(tar=pack(files), dropped=tuple(dropped), empty=empty)
 
 
 def _text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def _unsafe(s: Scratch, path: bytes, entry: Entry | None) -> bool:
+def _unsafe(s: Scratch, path: bytes, entry: Entry | None) -> FindingKind | None:
     """Links out of the checkout and nested repositories, in case the patch was not taken by us."""
     if entry is None or entry.mode in ("100644", "100755"):
-        return False
-    if entry.mode != MODE_LINK:
-        return True
-    return escapes(_text(path), _text(s.run("cat-file", "blob", entry.blob)))
+        return None
+    if entry.mode != MODE_LINK or escapes(_text(path), _text(s.run("cat-file", "blob", entry.blob))):
+        return "escaping_link"
+    return None
 
 
 async def grade(
@@ -118,7 +122,8 @@ async def grade(
     except (InfrastructureError, OSError) as e:
         return ungraded(built, "infra_error", str(e), patch_bytes=len(patch), timings=clock.timings())
     clock.lap("prepare")
-    known: dict[str, object] = {"dropped_paths": tree.dropped, "patch_bytes": len(patch)}
+    dropped = tuple(f.path for f in tree.dropped)
+    known: dict[str, object] = {"dropped_paths": dropped, "patch_bytes": len(patch), "findings": tree.dropped}
     if tree.empty and not run_empty:
         return unresolved(built, "empty_patch", "No change is left to test.", **known, timings=clock.timings())
     spec = SandboxSpec(
@@ -130,10 +135,11 @@ async def grade(
         limits=msgspec.structs.replace(limits or Limits(), ttl_s=timeout_s + _TTL_MARGIN_S),
     )
     try:
-        run = await _run(backend, spec, built, tree, canary, timeout_s, clock, shuffle_seed)
+        run, tried = await _run(backend, spec, built, tree, canary, timeout_s, clock, shuffle_seed)
     except (SandboxError, OSError) as e:
         return ungraded(built, _error_reason(e), f"{type(e).__name__}: {e}", **known, timings=clock.timings())
     known |= {"exit_code": run.exit_code, "log_tail": run.log_tail, "timings": clock.timings()}
+    known["findings"] = (*tree.dropped, *tried)
     if run.timed_out:
         return unresolved(built, "timeout", f"The tests took longer than {timeout_s:g} s.", **known)
     return judge(built, run.verdicts, canary.check(run.verdicts), run.complete, **known)
@@ -148,7 +154,7 @@ async def _run(
     timeout_s: float,
     clock: _Clock,
     shuffle_seed: int | None,
-) -> SuiteRun:
+) -> tuple[SuiteRun, list[Finding]]:
     repo = f"{ROOT}/{built.task.public.workdir_name}"
     box = await backend.create(spec)
     try:
@@ -157,9 +163,20 @@ async def _run(
         clock.lap("upload")
         run = await run_suite(box, built, repo, canary, timeout_s, shuffle_seed=shuffle_seed)
         clock.lap("run")
+        tried = await _tried(box)
     finally:
         await box.close()
-    return run
+    return run, tried
+
+
+async def _tried(box: SandboxHandle) -> list[Finding]:
+    """Network attempts of the suite; nothing when the sandbox cannot say."""
+    try:
+        return [
+            msgspec.structs.replace(f, detail=f"{f.detail} (during the tests)") for f in await network_attempts(box)
+        ]
+    except SandboxError:
+        return []
 
 
 def _error_reason(error: Exception) -> ErrorReason:
@@ -181,12 +198,13 @@ async def grade_workspace(
 ) -> tuple[bytes, Grade]:
     """Take the patch and grade it; the patch is empty when it was rejected or could not be taken."""
     try:
-        patch = await collect_patch(workspace, built, limits=patch_limits)
+        taken = await collect(workspace, built, limits=patch_limits)
     except PatchRejected as e:
         return b"", rejected(built, e)
     except (InfrastructureError, OSError) as e:
         return b"", ungraded(built, _error_reason(e), f"{type(e).__name__}: {e}")
-    return patch, await grade(built, patch, backend, timeout_s=timeout_s, labels=labels, image=workspace.image)
+    graded = await grade(built, taken.patch, backend, timeout_s=timeout_s, labels=labels, image=workspace.image)
+    return taken.patch, with_findings(graded, taken.findings)
 
 
 class _Clock:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from drivetrain.sandboxes.protocol import ExecResult, SandboxHandle
+from drivetrain.sandboxes.protocol import ExecResult, SandboxError, SandboxGone, SandboxHandle
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.grading.canary import Canary
 from swe_rl_env.grading.tap import mark_command, parse_tap
@@ -96,8 +96,14 @@ async def _run_pytest(
         try:
             data = await box.read(report)
         except FileNotFoundError:
-            # The run never got to its end. If that is because the sandbox died, this raises SandboxGone instead.
-            await box.exec(["/bin/true"], cwd="/")
+            # The run never got to its end. If that is because the sandbox died, this raises SandboxGone instead; no
+            # room for one more process is what the run left behind.
+            try:
+                await box.exec(["/bin/true"], cwd="/")
+            except SandboxGone:
+                raise
+            except SandboxError:
+                pass
     verdicts = _read_report(data, nonce)
     return SuiteRun(
         verdicts=verdicts or {},

@@ -15,11 +15,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from drivetrain.sandboxes.protocol import SandboxError
+from drivetrain.sandboxes.protocol import SandboxError, SandboxGone
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.building.gitio import Entry, Scratch
 from swe_rl_env.building.tario import MODE_EXEC, MODE_FILE, MODE_LINK
 from swe_rl_env.errors import PatchRejected
+from swe_rl_env.work.findings import Finding, in_git_folder, in_patch
+from swe_rl_env.work.survey import settle
 from swe_rl_env.work.workspace import Workspace
 
 # Generated while working; left out unless base has the very path.
@@ -40,7 +42,11 @@ _GENERATED_FOLDERS = frozenset(
         ".eggs",
     }
 )
+# The sandbox's own helpers count against the limit of processes too.
+_FULL = 0.9
 _GENERATED_SUFFIXES = (".pyc", ".pyo", ".swp")
+_ESCAPES = "link leaves the checkout"
+_GIT_FILES, _GIT_FILE_BYTES = 2000, 8 << 20
 
 
 class PatchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +59,11 @@ class PatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectedPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A patch against the base commit, and what was not taken: (path, reason) pairs."""
+    """A patch against the base commit, what was not taken as (path, reason) pairs, and what was noticed."""
 
     patch: bytes
     left_out: tuple[tuple[str, str], ...]
+    findings: tuple[Finding, ...] = ()
 
 
 async def collect_patch(workspace: Workspace, built: BuiltTask, *, limits: PatchLimits | None = None) -> bytes:
@@ -67,13 +74,32 @@ async def collect_patch(workspace: Workspace, built: BuiltTask, *, limits: Patch
 async def collect(workspace: Workspace, built: BuiltTask, *, limits: PatchLimits | None = None) -> CollectedPatch:
     """Everything that differs between the base commit and the checkout as it is now.
 
+    What still runs inside is killed first, so the tree cannot change while it is read.
+
     Raises:
         PatchRejected: a cap is exceeded or the tree cannot be represented; ``reason`` says which.
         SandboxError: the sandbox failed.
     """
     limits = limits or PatchLimits()
+    noticed = await _settle(workspace)
     tar = await _download(workspace, limits)
-    return await asyncio.to_thread(patch_from_tar, tar, built, limits)
+    taken = await asyncio.to_thread(patch_from_tar, tar, built, limits)
+    return msgspec.structs.replace(taken, findings=(*noticed, *taken.findings))
+
+
+async def _settle(workspace: Workspace) -> list[Finding]:
+    try:
+        return await settle(workspace.sandbox, workspace.resident)
+    except SandboxGone:
+        raise
+    except SandboxError as error:
+        # No room for one more process: the work of whoever filled it, not of the machinery.
+        pids = (await workspace.sandbox.stats()).pids
+        if pids is None or pids < workspace.pids * _FULL:
+            raise
+        raise PatchRejected(
+            "workspace_exhausted", f"{pids} processes fill the sandbox (limit {workspace.pids}): nothing can be taken."
+        ) from error
 
 
 async def _download(workspace: Workspace, limits: PatchLimits) -> bytes:
@@ -123,7 +149,28 @@ def patch_from_tar(tar: bytes, built: BuiltTask, limits: PatchLimits | None = No
         patch = s.diff(base, tree)
     if len(patch) > limits.patch_bytes:
         raise PatchRejected("patch_too_large", f"The patch has {len(patch)} bytes, the cap is {limits.patch_bytes}.")
-    return CollectedPatch(patch=patch, left_out=tuple(sorted(left_out)))
+    found = [
+        *(Finding(kind="escaping_link", path=p) for p, reason in left_out if reason == _ESCAPES),
+        *in_git_folder(_git_folder(tar)),
+        *in_patch(patch),
+    ]
+    return CollectedPatch(patch=patch, left_out=tuple(sorted(left_out)), findings=tuple(found))
+
+
+def _git_folder(tar: bytes) -> dict[str, bytes]:
+    """The small files of the checkout's ``.git``, to look at; objects are left alone."""
+    files: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(tar), mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+        for member in archive:
+            name = posixpath.normpath(member.name)
+            if not (member.isreg() and name.startswith(".git/") and member.size <= _GIT_FILE_BYTES):
+                continue
+            if name.startswith(".git/objects/") and not name.startswith(".git/objects/info/"):
+                continue
+            stream = archive.extractfile(member)
+            if stream is not None and len(files) < _GIT_FILES:
+                files[name[5:]] = stream.read()
+    return files
 
 
 def _compiled(base: dict[bytes, Entry], files: dict[bytes, tuple[str, bytes]]) -> dict[bytes, Entry | None]:
@@ -181,7 +228,7 @@ def _unwanted(name: str, member: tarfile.TarInfo, in_base: bool, limits: PatchLi
     if not (member.isreg() or member.issym() or member.islnk()):
         return "not a regular file or link"
     if member.issym() and escapes(name, member.linkname):
-        return "link leaves the checkout"
+        return _ESCAPES
     if in_base:
         return ""
     if not _GENERATED_FOLDERS.isdisjoint(parts[:-1]) or name.endswith(_GENERATED_SUFFIXES):

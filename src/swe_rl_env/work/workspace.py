@@ -10,6 +10,7 @@ import msgspec
 
 from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend, SandboxHandle, SandboxSpec
 from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.work.survey import running
 
 ROOT = "/work"
 
@@ -18,13 +19,16 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     """An open sandbox with the task's checkout at ``repo`` (inside path).
 
     ``env`` is the environment every command in it gets on top of the sandbox's defaults; ``image`` what the sandbox
-    was started from, and the grader's is (None = the backend's default).
+    was started from, and the grader's is (None = the backend's default). ``resident`` are the processes of the sandbox
+    itself, which stay when the work is taken; ``pids`` is the limit of processes.
     """
 
     sandbox: SandboxHandle
     repo: str
     env: Mapping[str, str]
     image: str | None = None
+    resident: tuple[str, ...] = ()
+    pids: int = Limits().pids
 
     async def close(self) -> None:
         """Close the sandbox; idempotent."""
@@ -72,7 +76,8 @@ async def open_workspace(
     sandbox = await backend.create(spec)
     try:
         await sandbox.upload(tar, repo)
+        resident = await running(sandbox)
     except BaseException:
         await sandbox.close()
         raise
-    return Workspace(sandbox=sandbox, repo=repo, env=env, image=image)
+    return Workspace(sandbox=sandbox, repo=repo, env=env, image=image, resident=resident, pids=spec.limits.pids)
