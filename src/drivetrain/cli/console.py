@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from drivetrain.errors import ConfigError, DrivetrainError, MissingDependency
 
@@ -24,7 +25,7 @@ def fail(error: DrivetrainError) -> int:
 
 def tell(line: str) -> None:
     """One line of progress, on stderr so that stdout stays data."""
-    err.print(f"[dim]{line}[/dim]", highlight=False)
+    err.print(Text(line, style="dim"))  # as it is: what a failing program says may look like markup
 
 
 def print_json(value: Any) -> None:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from drivetrain import __version__
 from drivetrain.cli import doctor, prepare, probe, reap, rollout, serve, tasks, template_check, trace, train
+from drivetrain.cli import eval as evaluation
 from drivetrain.cli.console import fail
 from drivetrain.errors import DrivetrainError
 
@@ -59,6 +60,7 @@ app.command("reap")(reap.reap)
 app.add_typer(tasks.app, name="tasks")
 app.command("prepare")(prepare.prepare)
 app.command("rollout")(rollout.rollout)
+app.command("eval")(evaluation.eval_)
 app.add_typer(trace.app, name="trace")
 app.command("train")(train.train)
 app.command("serve")(serve.serve)

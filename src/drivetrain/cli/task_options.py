@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import typer
 
 from drivetrain.cli.console import tell
 from drivetrain.errors import ConfigError
-from swe_rl_env.tasks.adapters import FORMATS, Format
+from swe_rl_env.tasks.adapters import FORMATS
 from swe_rl_env.tasks.catalog import find_task, without_quarantined
 from swe_rl_env.tasks.loading import Loaded, Purpose, load_source, parse_source
 from swe_rl_env.tasks.model import SweTask
-from swe_rl_env.tasks.select import SPLITS, Filters, Split, read_pass_rates, select
+from swe_rl_env.tasks.select import SPLITS, Filters, read_pass_rates, select
 
 SOURCE = typer.Option(
     None,
@@ -59,7 +59,7 @@ class TaskChoice(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError(f"There is no task format {self.format!r}.", fix=f"Known: {', '.join(FORMATS)}.")
-        return load_source(parse_source(self.source), purpose=purpose, fmt=cast("Format | None", self.format))
+        return load_source(parse_source(self.source), purpose=purpose, fmt=self.format)
 
     def load(self, *, include_quarantined: bool = False) -> list[SweTask]:
         """The chosen tasks. Says on stderr how many rows are no tasks and how many tasks are in quarantine.
@@ -91,4 +91,4 @@ def make_filters(split: str | None, **values: Any) -> Filters:
     if split is not None and split not in names:
         raise ConfigError(f"There is no split {split!r}.", fix=f"Choose one of: {', '.join(names)}.")
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return Filters(split=cast("Split | None", split), **fields)
+    return msgspec.convert({"split": split, **fields}, Filters)

@@ -1,0 +1,1 @@
+"""Black-box evaluation: unmodified agents against any model endpoint, graded as in training, counted with care."""
