@@ -6,7 +6,9 @@ from typing import Literal
 
 from drivetrain.errors import DrivetrainError, InfrastructureError
 
-RejectReason = Literal["patch_too_large", "too_many_files", "workspace_too_large", "workspace_exhausted", "unreadable_tree"]
+RejectReason = Literal[
+    "patch_too_large", "too_many_files", "workspace_too_large", "workspace_exhausted", "unreadable_tree"
+]
 
 
 class BuildError(InfrastructureError):

@@ -203,7 +203,12 @@ class Scratch:
 
     def contents(self, tree: str) -> Iterator[tuple[bytes, str, bytes]]:
         """Every file of a tree as (path, mode, content)."""
-        entries = list(self.entries(tree).items())
+        return self.contents_of(tree, self.entries(tree))
+
+    def contents_of(self, tree: str, paths: Iterable[bytes]) -> Iterator[tuple[bytes, str, bytes]]:
+        """Some files of a tree as (path, mode, content)."""
+        known = self.entries(tree)
+        entries = [(path, known[path]) for path in paths]
         out = self.run("cat-file", "--batch", stdin="".join(f"{e.blob}\n" for _, e in entries).encode())
         at = 0
         for path, entry in entries:

@@ -18,7 +18,8 @@ import msgspec
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.grading.verdicts import Verdict
 
-CanaryState = Literal["as_planted", "altered", "missing", "not_run"]
+CanaryState = Literal["as_planted", "altered", "missing", "not_run", "none"]
+"""``none``: no test can be planted for this runner, so nothing is proved."""
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,7 @@ def plant(built: BuiltTask) -> Canary:
     return _pytest(built, draw)
 
 
-class _Names:
+class Names:
     """Names that look like the suite's own and are not among them."""
 
     def __init__(self, ids: Iterable[str], draw: random.SystemRandom) -> None:
@@ -84,7 +85,7 @@ _FAILING_METHODS = (
 def _pytest(built: BuiltTask, draw: random.SystemRandom) -> Canary:
     private = built.task.private
     f2p_files = sorted({i.split("::", 1)[0] for i in private.fail_to_pass})
-    names = _Names(private.expected, draw)
+    names = Names(private.expected, draw)
     path = posixpath.join(posixpath.dirname(f2p_files[0]), f"test_{names.name()}.py")
     expected: dict[str, Verdict] = {}
     functions: list[str] = []
@@ -137,7 +138,7 @@ def _tap(built: BuiltTask, draw: random.SystemRandom) -> Canary:
     private = built.task.private
     f2p_files = sorted({i.split(" > ", 1)[0] for i in private.fail_to_pass})
     folder = posixpath.dirname(f2p_files[0])
-    names = _Names(private.expected, draw)
+    names = Names(private.expected, draw)
     path = posixpath.join(folder, f"{names.name('-')}.js")
     # Loads the project: without that, code in it that ends the process early would spare the canary.
     root = posixpath.relpath(".", folder or ".")

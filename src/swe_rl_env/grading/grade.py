@@ -41,7 +41,8 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
 
     ``reward`` is 1.0, 0.0, or None when nothing could be graded (leave it out of the baseline). ``tests`` covers the
     expected ids only. ``dropped_paths`` are edits that did not count. ``findings`` are traces of cheating; they never
-    change ``reward`` (case row G9). ``timings`` are seconds: prepare, start, upload, run, total. ``detail`` and ``log_tail`` are for people and never go to the agent.
+    change ``reward`` (case row G9). ``timings`` are seconds: prepare, start, upload, run, total. ``detail`` and
+    ``log_tail`` are for people and never go to the agent.
     """
 
     instance_id: str
@@ -112,7 +113,7 @@ def judge(
     p2p = sum(tests[i] == "PASSED" for i in private.pass_to_pass)
     counts = {"tests": tests, "f2p_passed": f2p, "p2p_passed": p2p, "canary": canary, **fields}
     solved = all(v == "PASSED" for v in tests.values())
-    if canary == "altered" or (solved and canary != "as_planted"):
+    if canary == "altered" or (solved and canary not in ("as_planted", "none")):
         detail = f"The planted tests came back {canary}."
         return with_findings(unresolved(built, "tampering", detail, **counts), (Finding(kind="canary", detail=detail),))
     if not complete:

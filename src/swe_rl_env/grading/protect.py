@@ -6,12 +6,16 @@ that the reference fix touches is allowed for that task, except where the test p
 
 from __future__ import annotations
 
+import os
 import posixpath
 import sys
 from collections.abc import Collection
 
 from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.building.gitio import Entry, Scratch
+from swe_rl_env.building.tario import MODE_LINK
 from swe_rl_env.work.findings import FindingKind
+from swe_rl_env.work.patch import escapes
 
 _PYTHON_SETTINGS = frozenset(
     {
@@ -42,12 +46,17 @@ class Protection:
 
     def __init__(self, built: BuiltTask, base_paths: Collection[str]) -> None:
         task, private = built.task, built.task.private
-        self._python = task.registry == "pypi"
+        self._image = task.image is not None
+        self._python = task.registry == "pypi" or (self._image and task.public.language == "python")
         self._base = frozenset(base_paths)
         self._gold = frozenset(private.gold_patch_paths)
         self._patched = frozenset(private.test_patch_paths)
         separator = "::" if self._python else " > "
-        self.test_files = frozenset(i.split(separator, 1)[0] for i in private.expected)
+        # The ids of an image's task name files only where the runner is pytest.
+        named = {i.split(separator, 1)[0] for i in private.expected} if self._python or not self._image else set()
+        self.test_files = frozenset(named | self._patched if self._image else named)
+        programs = {word for command in task.install.test_cmd for word in command.split()[:1]}
+        self._make = "make" in programs
         folders = {posixpath.dirname(f) for f in self.test_files}
         self._test_folders = tuple(f"{d}/" for d in folders if posixpath.basename(d) in _TEST_FOLDERS)
         # Folders that come before the environment on sys.path: PYTHONPATH, and what pytest inserts for rootdirs.
@@ -83,11 +92,13 @@ class Protection:
 
     def _is_setting(self, path: str) -> bool:
         name = posixpath.basename(path)
-        if self._python:
-            # Metadata of a distribution anywhere on sys.path registers plugins with the runner.
-            metadata = any(part.endswith((".dist-info", ".egg-info")) for part in path.split("/"))
-            return name in _PYTHON_SETTINGS or name.endswith(_COMPILED) or metadata
-        return name in _NODE_SETTINGS or name.startswith(_NODE_SETTING_PREFIXES) or "node_modules" in path.split("/")
+        # Metadata of a distribution anywhere on sys.path registers plugins with the runner.
+        metadata = any(part.endswith((".dist-info", ".egg-info")) for part in path.split("/"))
+        python = name in _PYTHON_SETTINGS or name.endswith(_COMPILED) or metadata
+        node = name in _NODE_SETTINGS or name.startswith(_NODE_SETTING_PREFIXES) or "node_modules" in path.split("/")
+        if self._image:
+            return python or node or (self._make and name.lower() in ("makefile", "gnumakefile"))
+        return python if self._python else node
 
     def _shadows(self, path: str) -> bool:
         """A new module that would be imported in place of the runner, a dependency or the standard library."""
@@ -102,3 +113,12 @@ class Protection:
 
     def _in_base(self, top: str) -> bool:
         return top in self._base or any(p.startswith(top + "/") for p in self._base)
+
+
+def unsafe(s: Scratch, path: bytes, entry: Entry | None) -> FindingKind | None:
+    """Links out of the checkout and nested repositories, in case the patch was not taken by us."""
+    if entry is None or entry.mode in ("100644", "100755"):
+        return None
+    if entry.mode != MODE_LINK or escapes(os.fsdecode(path), os.fsdecode(s.run("cat-file", "blob", entry.blob))):
+        return "escaping_link"
+    return None

@@ -24,15 +24,17 @@ from drivetrain.sandboxes.protocol import (
 )
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.building.gitio import Entry, GitError, Scratch
-from swe_rl_env.building.tario import MODE_LINK, pack
+from swe_rl_env.building.image import image_repo
+from swe_rl_env.building.tario import pack
 from swe_rl_env.errors import PatchRejected
 from swe_rl_env.grading.canary import Canary, plant
 from swe_rl_env.grading.grade import ErrorReason, Grade, judge, rejected, ungraded, unresolved, with_findings
-from swe_rl_env.grading.protect import Protection
+from swe_rl_env.grading.image_run import ImageTree, image_tree, prepare, run_in_image
+from swe_rl_env.grading.protect import Protection, unsafe
 from swe_rl_env.grading.suite import SuiteRun, run_suite
-from swe_rl_env.work.findings import Finding, FindingKind
-from swe_rl_env.work.patch import PatchLimits, collect, escapes, is_compiled
-from swe_rl_env.work.survey import network_attempts
+from swe_rl_env.work.findings import Finding
+from swe_rl_env.work.patch import PatchLimits, collect, is_compiled
+from swe_rl_env.work.survey import is_full, network_attempts
 from swe_rl_env.work.workspace import ROOT, Workspace
 
 # Start, upload and clean-up come on top of the suite's own limit before the sandbox ends itself; seconds.
@@ -60,7 +62,7 @@ def grading_tree(built: BuiltTask, patch: bytes, canary: Canary) -> GradingTree:
         after = s.entries(tree)
         changed = s.changed(base, tree)
         rule = Protection(built, {_text(p) for p in before})
-        drop = {p: kind for p in changed if (kind := rule.covers(_text(p)) or _unsafe(s, p, after.get(p)))}
+        drop = {p: kind for p in changed if (kind := rule.covers(_text(p)) or unsafe(s, p, after.get(p)))}
         restore: dict[bytes, Entry | None] = {p: before.get(p) for p in drop}
         tree = s.with_entries(tree, restore) if restore else tree
         empty = not s.changed(base, tree)
@@ -78,15 +80,6 @@ def grading_tree(built: BuiltTask, patch: bytes, canary: Canary) -> GradingTree:
 
 def _text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
-
-
-def _unsafe(s: Scratch, path: bytes, entry: Entry | None) -> FindingKind | None:
-    """Links out of the checkout and nested repositories, in case the patch was not taken by us."""
-    if entry is None or entry.mode in ("100644", "100755"):
-        return None
-    if entry.mode != MODE_LINK or escapes(_text(path), _text(s.run("cat-file", "blob", entry.blob))):
-        return "escaping_link"
-    return None
 
 
 async def grade(
@@ -114,9 +107,15 @@ async def grade(
     """
     timeout_s = built.task.install.timeout_s if timeout_s is None else timeout_s
     clock = _Clock()
-    canary = plant(built)
+    canary: Canary | None = None
+    tree: GradingTree | ImageTree
     try:
-        tree = await asyncio.to_thread(grading_tree, built, patch, canary)
+        if built.task.image is not None:
+            tree = await asyncio.to_thread(image_tree, built, patch)
+            canary, image = tree.canary, built.task.image
+        else:
+            canary = plant(built)
+            tree = await asyncio.to_thread(grading_tree, built, patch, canary)
     except GitError as e:
         return ungraded(built, "apply_failed", str(e), patch_bytes=len(patch), timings=clock.timings())
     except (InfrastructureError, OSError) as e:
@@ -128,7 +127,7 @@ async def grade(
         return unresolved(built, "empty_patch", "No change is left to test.", **known, timings=clock.timings())
     spec = SandboxSpec(
         image=image,
-        workdir=ROOT,
+        workdir=image_repo(built.task) if built.task.image is not None else ROOT,
         mounts=built.environment.mounts,
         network="none",
         labels={"role": "grading", **(labels or {})},
@@ -136,21 +135,22 @@ async def grade(
     )
     try:
         run, tried = await _run(backend, spec, built, tree, canary, timeout_s, clock, shuffle_seed)
-    except (SandboxError, OSError) as e:
+    except (InfrastructureError, OSError) as e:
         return ungraded(built, _error_reason(e), f"{type(e).__name__}: {e}", **known, timings=clock.timings())
     known |= {"exit_code": run.exit_code, "log_tail": run.log_tail, "timings": clock.timings()}
     known["findings"] = (*tree.dropped, *tried)
     if run.timed_out:
         return unresolved(built, "timeout", f"The tests took longer than {timeout_s:g} s.", **known)
-    return judge(built, run.verdicts, canary.check(run.verdicts), run.complete, **known)
+    state = canary.check(run.verdicts) if canary is not None else "none"
+    return judge(built, run.verdicts, state, run.complete, **known)
 
 
 async def _run(
     backend: SandboxBackend,
     spec: SandboxSpec,
     built: BuiltTask,
-    tree: GradingTree,
-    canary: Canary,
+    tree: GradingTree | ImageTree,
+    canary: Canary | None,
     timeout_s: float,
     clock: _Clock,
     shuffle_seed: int | None,
@@ -159,11 +159,26 @@ async def _run(
     box = await backend.create(spec)
     try:
         clock.lap("start")
-        await box.upload(tree.tar, repo)
-        clock.lap("upload")
-        run = await run_suite(box, built, repo, canary, timeout_s, shuffle_seed=shuffle_seed)
+        if isinstance(tree, ImageTree):
+            await prepare(box, built, tree)
+            clock.lap("upload")
+            run = await run_in_image(box, built, canary, timeout_s)
+        else:
+            assert canary is not None
+            await box.upload(tree.tar, repo)
+            clock.lap("upload")
+            run = await run_suite(box, built, repo, canary, timeout_s, shuffle_seed=shuffle_seed)
         clock.lap("run")
         tried = await _tried(box)
+    except SandboxGone:
+        raise
+    except SandboxError:
+        # No room for one more process is what the suite left behind, anything else the machinery's doing.
+        if not await is_full(box, spec.limits.pids):
+            raise
+        tail = "The tests left so many processes that no other could be started."
+        run = SuiteRun(verdicts={}, complete=False, timed_out=False, exit_code=-1, log_tail=tail)
+        tried = []
     finally:
         await box.close()
     return run, tried
@@ -172,11 +187,10 @@ async def _run(
 async def _tried(box: SandboxHandle) -> list[Finding]:
     """Network attempts of the suite; nothing when the sandbox cannot say."""
     try:
-        return [
-            msgspec.structs.replace(f, detail=f"{f.detail} (during the tests)") for f in await network_attempts(box)
-        ]
+        found = await network_attempts(box)
     except SandboxError:
         return []
+    return [msgspec.structs.replace(f, detail=f"{f.detail} (during the tests)") for f in found]
 
 
 def _error_reason(error: Exception) -> ErrorReason:

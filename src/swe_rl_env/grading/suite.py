@@ -21,7 +21,7 @@ from swe_rl_env.grading.canary import Canary
 from swe_rl_env.grading.tap import mark_command, parse_tap
 from swe_rl_env.grading.verdicts import Verdict
 
-_LOG_BYTES = 16 << 20
+LOG_BYTES = 16 << 20
 _TAIL_CHARS = 4000
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -89,7 +89,7 @@ async def _run_pytest(
         cwd=repo,
         env={**env, "PYTHONPATH": ""},
         timeout_s=timeout_s,
-        max_output_bytes=_LOG_BYTES,
+        max_output_bytes=LOG_BYTES,
     )
     data = b""
     if not done.timed_out:
@@ -110,7 +110,7 @@ async def _run_pytest(
         complete=verdicts is not None,
         timed_out=done.timed_out,
         exit_code=done.exit_code,
-        log_tail=_tail(done),
+        log_tail=tail(done),
     )
 
 
@@ -140,7 +140,7 @@ async def _run_tap(box: SandboxHandle, built: BuiltTask, repo: str, folder: str,
     await box.write(f"{folder}/run.sh", script.encode())
     env = built.environment.variables(built.task, repo)
     done = await box.exec(
-        ["/bin/sh", f"{folder}/run.sh"], cwd=repo, env=env, timeout_s=timeout_s, max_output_bytes=_LOG_BYTES
+        ["/bin/sh", f"{folder}/run.sh"], cwd=repo, env=env, timeout_s=timeout_s, max_output_bytes=LOG_BYTES
     )
     text = done.stdout.decode("utf-8", "replace")
     verdicts, complete = parse_tap(text, nonce)
@@ -149,11 +149,12 @@ async def _run_tap(box: SandboxHandle, built: BuiltTask, repo: str, folder: str,
         complete=complete and bool(verdicts) and not done.truncated,
         timed_out=done.timed_out,
         exit_code=done.exit_code,
-        log_tail=_tail(done),
+        log_tail=tail(done),
     )
 
 
-def _tail(done: ExecResult) -> str:
+def tail(done: ExecResult) -> str:
+    """The end of the output, for people."""
     text = done.stdout.decode("utf-8", "replace")
     if done.stderr:
         text += "\n--- stderr\n" + done.stderr[-_TAIL_CHARS:].decode("utf-8", "replace")

@@ -21,7 +21,7 @@ from swe_rl_env.building.gitio import Entry, Scratch
 from swe_rl_env.building.tario import MODE_EXEC, MODE_FILE, MODE_LINK
 from swe_rl_env.errors import PatchRejected
 from swe_rl_env.work.findings import Finding, in_git_folder, in_patch
-from swe_rl_env.work.survey import settle
+from swe_rl_env.work.survey import is_full, settle
 from swe_rl_env.work.workspace import Workspace
 
 # Generated while working; left out unless base has the very path.
@@ -42,8 +42,6 @@ _GENERATED_FOLDERS = frozenset(
         ".eggs",
     }
 )
-# The sandbox's own helpers count against the limit of processes too.
-_FULL = 0.9
 _GENERATED_SUFFIXES = (".pyc", ".pyo", ".swp")
 _ESCAPES = "link leaves the checkout"
 _GIT_FILES, _GIT_FILE_BYTES = 2000, 8 << 20
@@ -94,11 +92,10 @@ async def _settle(workspace: Workspace) -> list[Finding]:
         raise
     except SandboxError as error:
         # No room for one more process: the work of whoever filled it, not of the machinery.
-        pids = (await workspace.sandbox.stats()).pids
-        if pids is None or pids < workspace.pids * _FULL:
+        if not await is_full(workspace.sandbox, workspace.pids):
             raise
         raise PatchRejected(
-            "workspace_exhausted", f"{pids} processes fill the sandbox (limit {workspace.pids}): nothing can be taken."
+            "workspace_exhausted", f"Processes fill the sandbox (limit {workspace.pids}): nothing can be taken."
         ) from error
 
 

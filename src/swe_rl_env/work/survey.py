@@ -9,6 +9,7 @@ from __future__ import annotations
 from drivetrain.sandboxes.protocol import SandboxHandle
 from swe_rl_env.work.findings import Finding
 
+# The sandbox's first process leaves helpers like itself beside each command: killed, not reported.
 # Only built-ins of the shell and absolute programs: the agent may have put others on its PATH.
 _PROCESSES = r"""
 mine=" "; p=$$
@@ -35,7 +36,7 @@ for round in 1 2 3 4 5 6; do
     case " $KEEP " in *" $key "*) continue;; esac
     if [ "$round" = 1 ]; then
       line=$(/usr/bin/tr '\0\n' '  ' <"$d/cmdline" 2>/dev/null)
-      [ -z "$line" ] || [ "$line" = "$init" ] || echo "process $line"  # the sandbox's first process leaves helpers beside each command
+      [ -z "$line" ] || [ "$line" = "$init" ] || echo "process $line"
       kill -STOP "$pid" 2>/dev/null
     else
       kill -KILL "$pid" 2>/dev/null
@@ -54,6 +55,7 @@ echo devices; /usr/bin/cat /proc/net/dev
 echo counters; /usr/bin/cat /proc/net/snmp /proc/net/snmp6 2>/dev/null
 """
 _SHOWN = 20
+_FULL = 0.9
 
 
 async def running(box: SandboxHandle) -> tuple[str, ...]:
@@ -81,6 +83,16 @@ async def settle(box: SandboxHandle, keep: tuple[str, ...]) -> list[Finding]:
         elif word == "reward":
             out.append(Finding(kind="reward_file", detail=detail))
     return out[:_SHOWN] + await network_attempts(box)
+
+
+async def is_full(box: SandboxHandle, limit: int) -> bool:
+    """Whether (nearly) as many processes are inside as may be; False when the sandbox cannot tell.
+
+    Raises:
+        SandboxGone: the sandbox is closed or died.
+    """
+    pids = (await box.stats()).pids
+    return pids is not None and pids >= limit * _FULL
 
 
 async def network_attempts(box: SandboxHandle) -> list[Finding]:

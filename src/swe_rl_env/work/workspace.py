@@ -10,6 +10,7 @@ import msgspec
 
 from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend, SandboxHandle, SandboxSpec
 from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.building.image import flatten, image_repo
 from swe_rl_env.work.survey import running
 
 ROOT = "/work"
@@ -58,13 +59,18 @@ async def open_workspace(
         extra_env: added last, wins over the task's own variables.
 
     Raises:
+        BuildError: the history in the task's image cannot be flattened.
         SandboxError: the sandbox did not start or the upload failed; nothing is left behind.
     """
-    repo = f"{ROOT}/{built.task.public.workdir_name}"
-    env = {**built.environment.variables(built.task, repo), **(extra_env or {})}
+    if built.task.image is not None:
+        image, repo = built.task.image, image_repo(built.task)
+        env = dict(extra_env or {})  # the image has its own
+    else:
+        repo = f"{ROOT}/{built.task.public.workdir_name}"
+        env = {**built.environment.variables(built.task, repo), **(extra_env or {})}
     spec = SandboxSpec(
         image=image,
-        workdir=ROOT,
+        workdir=ROOT if built.task.image is None else repo,
         mounts=(*built.environment.mounts, *extra_mounts),
         env=env,
         network=network,
@@ -72,10 +78,13 @@ async def open_workspace(
         limits=limits or Limits(),
         labels=dict(labels or {}),
     )
-    tar = await asyncio.to_thread(built.workspace_tar.read_bytes)
+    tar = await asyncio.to_thread(built.workspace_tar.read_bytes) if built.task.image is None else None
     sandbox = await backend.create(spec)
     try:
-        await sandbox.upload(tar, repo)
+        if tar is None:
+            await flatten(sandbox, repo)
+        else:
+            await sandbox.upload(tar, repo)
         resident = await running(sandbox)
     except BaseException:
         await sandbox.close()
