@@ -14,6 +14,8 @@ from drivetrain.engines.tiny import build_tiny_model
 from drivetrain.gateway.model import load_codec
 from drivetrain.tokens.codec import TokenCodec
 
+pytest_plugins = ["tests.agent_claims"]
+
 _BEFORE = pytest.StashKey[set[str]]()
 
 

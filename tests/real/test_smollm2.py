@@ -17,6 +17,7 @@ TASK = "pypi__xmltodict-0.14.2"
 
 
 @pytest.mark.real
+@pytest.mark.agent_claim("real model", agents=("pi", "mini-swe-agent"))
 @pytest.mark.timeout(480)
 async def test_real_agents_real_model_one_grpo_step(tmp_path: Path) -> None:
     from drivetrain.training.train import train_recorded

@@ -18,6 +18,7 @@ import numpy as np
 from aiohttp import web
 
 from drivetrain.engines.models import ModelDir
+from drivetrain.engines.protocol import Engine
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.mcp import PATH as MCP
@@ -121,7 +122,7 @@ class Done:
     outcome: HarnessOutcome
     started: float
     session: Session
-    engine: ScriptedEngine
+    engine: Any
     relay: Relay
     files: dict[str, bytes]
 
@@ -205,12 +206,15 @@ class Bench:
         key: str = "",
         sealed: bool = False,
         max_output_tokens: int = 2000,
+        max_turns: int = 100,
         deadline_s: float = 90.0,
         tool_host: ToolHost | None = None,
     ) -> Done:
         """One run in a fresh sandbox. ``key``: what the agent gets instead of the session's own."""
         engine = self._engine(lines)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(engine.aclose)
+            await engine.start()
             gateway = Gateway(engine, self.codec, self.folder / "journal.sqlite", model=MODEL)
             server = GatewayServer(gateway)
             stack.push_async_callback(server.aclose)
@@ -220,6 +224,7 @@ class Bench:
             session, own = await gateway.open_session(
                 SessionPolicy(
                     model=MODEL,
+                    max_turns=max_turns,
                     max_tokens_per_turn=max_output_tokens,
                     patience=Patience(**msgspec.structs.asdict(patience)) if patience else None,
                 )
@@ -236,7 +241,7 @@ class Bench:
             assert own.encode() not in text
         return Done(self.agent, outcome, started, session, engine, relay, files)
 
-    def _engine(self, lines: Sequence[Line] | Callable[[list[int], str, int], Line]) -> ScriptedEngine:
+    def _engine(self, lines: Sequence[Line] | Callable[[list[int], str, int], Line]) -> Engine:
         if callable(lines):
             return ScriptedEngine(self.tiny, lines, context_length=CONTEXT)
         return ScriptedEngine.from_lines(lines, self.tiny, then="All done.", context_length=CONTEXT)

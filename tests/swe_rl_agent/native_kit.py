@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from drivetrain.engines.models import ModelDir
-from drivetrain.engines.protocol import EngineError
+from drivetrain.engines.protocol import Engine, EngineError
 from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
 from drivetrain.errors import InfrastructureError, MissingDependency
 from drivetrain.sandboxes.protocol import SandboxHandle
@@ -34,7 +34,7 @@ class NetBench(Bench):
     network: dict[str, int]
     context = 200_000
 
-    def _engine(self, lines: Sequence[Line] | Callable[[list[int], str, int], Line]) -> ScriptedEngine:
+    def _engine(self, lines: Sequence[Line] | Callable[[list[int], str, int], Line]) -> Engine:
         if callable(lines):
             return ScriptedEngine(self.tiny, lines, context_length=self.context)
         return ScriptedEngine.from_lines(lines, self.tiny, then="All done.", context_length=self.context)
@@ -73,7 +73,13 @@ def attempts_elsewhere(network: dict[str, int]) -> dict[str, int]:
 
 
 def make_bench(
-    name: str, variant: str | None, boxes: Boxes, folder: Path, tiny: ModelDir, codec: TokenCodec
+    name: str,
+    variant: str | None,
+    boxes: Boxes,
+    folder: Path,
+    tiny: ModelDir,
+    codec: TokenCodec,
+    kind: type[NetBench] = NetBench,
 ) -> NetBench:
     """A bench of one agent; skips where its bundle can be neither found nor built."""
     agent = get_agent(name, variant=variant)
@@ -81,7 +87,7 @@ def make_bench(
         agent.prepare()
     except (InfrastructureError, MissingDependency) as error:
         pytest.skip(f"the bundle of {name} cannot be built here: {error}")
-    return NetBench(tiny, codec, boxes, folder, agent)
+    return kind(tiny, codec, boxes, folder, agent)
 
 
 def impatient(agent: CLIHarness) -> CLIHarness:

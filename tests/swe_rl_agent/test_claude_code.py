@@ -29,7 +29,6 @@ from .native_kit import (
     said,
     statuses,
     tool_names,
-    tool_results,
 )
 
 PATH = "/v1/messages"
@@ -62,10 +61,7 @@ SCRIPT = (
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("variant", [None, "small"])
-async def test_a_task_is_one_exact_chain(variant: str | None, bench_of: Callable[[str | None], NetBench]) -> None:
-    """Every prompt continues the last; no key in reach of the policy's commands; nothing but the gateway is called."""
-    bench = bench_of(variant)
+async def test_a_task_with_the_short_prompt_is_one_exact_chain(bench: NetBench) -> None:
     done = await bench.run(SCRIPT)
     assert (done.outcome.stop, done.outcome.exit_code) == ("completed", 0), done.summary()
     assert done.files["answer.txt"] == b"right\n"
@@ -73,18 +69,9 @@ async def test_a_task_is_one_exact_chain(variant: str | None, bench_of: Callable
     done.assert_one_exact_chain(5)
     # Edit comes back with the schema's default for replace_all: recognised by its call id, what was sampled stays
     assert [turn.soft_mismatches for turn in done.session.graph] == [0, 0, 0, 1, 1]
-    tools = tool_names(done.relay.seen[0])
-    if variant == "small":
-        assert tools == ["Bash", "Edit", "Read"]
-    else:
-        assert {"Agent", "Bash", "Edit", "Read", "Write"} <= set(tools) and "ToolSearch" not in tools
+    assert tool_names(done.relay.seen[0]) == ["Bash", "Edit", "Read"]
     first = done.relay.seen[0]
     assert TASK in said(first, "messages") and "x-anthropic-billing-header" not in said(first, "system")
-    assert first.body["max_tokens"] == 2000
-    keys = {seen.headers.get("x-api-key") or seen.headers.get("X-Api-Key") for seen in done.relay.seen}
-    results = tool_results(done)
-    assert "ANTHROPIC_BASE_URL" in results and "good" in results
-    assert len(keys) == 1 and not any(key and key in results for key in keys)
     assert attempts_elsewhere(bench.network) == {}
 
 
@@ -94,18 +81,6 @@ async def test_the_counters_see_an_attempt(bench: NetBench, sandbox_for: Boxes, 
         assert attempts_elsewhere(await counters(box)) == {}
         await box.exec(["bash", "-c", "echo > /dev/tcp/192.0.2.1/443"])
         assert attempts_elsewhere(await counters(box)) != {}
-
-
-@pytest.mark.real
-@pytest.mark.timeout(300)
-async def test_a_busy_engine_and_a_lost_reply_make_no_extra_turn(bench: NetBench) -> None:
-    """503 on the first call; later a reply that never arrives is asked for again and served from memory."""
-    done = await bench.run((BUSY, *SCRIPT), lose=frozenset({4}))
-    assert done.outcome.stop == "completed", done.summary()
-    assert statuses(done) == [503, 200, 200, 0, 200, 200, 200]
-    done.assert_one_exact_chain(5)
-    assert done.session.events["replayed"] == 1
-    assert done.files["answer.txt"] == b"right\n"
 
 
 @pytest.mark.real
@@ -144,6 +119,7 @@ async def test_a_cut_answer_is_continued_in_the_same_chain(bench: NetBench) -> N
 
 
 @pytest.mark.real
+@pytest.mark.agent_claim("sub-agents", agents=("claude-code",))
 @pytest.mark.timeout(300)
 async def test_a_sub_agent_has_a_root_of_its_own(bench_of: Callable[[str | None], NetBench]) -> None:
     """Its conversation is labelled by the header it sends; both chains are trained, each sampled id once."""

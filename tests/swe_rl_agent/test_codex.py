@@ -28,7 +28,6 @@ from .native_kit import (
     said,
     statuses,
     tool_names,
-    tool_results,
 )
 
 PATH = "/v1/responses"
@@ -60,10 +59,7 @@ SCRIPT = (
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("variant", [None, "small"])
-async def test_a_task_is_one_exact_chain(variant: str | None, bench_of: BenchOf) -> None:
-    """Every prompt continues the last; no key in reach of the policy's commands; nothing but the gateway is called."""
-    bench = bench_of(variant)
+async def test_a_task_with_the_short_prompt_is_one_exact_chain(bench: NetBench) -> None:
     done = await bench.run(SCRIPT)
     assert (done.outcome.stop, done.outcome.exit_code) == ("completed", 0), done.summary()
     assert done.files["answer.txt"] == b"right\n"
@@ -71,29 +67,9 @@ async def test_a_task_is_one_exact_chain(variant: str | None, bench_of: BenchOf)
     done.assert_one_exact_chain(5)
     assert [turn.soft_mismatches for turn in done.session.graph] == [0] * 5  # it returns the exact text of every call
     first = done.relay.seen[0]
-    tools = tool_names(first)
-    assert {"exec_command", "write_stdin"} <= set(tools)
-    assert not any("agent" in name or "web" in name for name in tools)
-    assert first.body["input"][-1]["content"][0]["text"] == TASK
-    assert ("view_image" in tools) == (variant is None)
-    assert (len(said(first, "input")) < 4000) == (variant == "small")
-    keys = {value.removeprefix("Bearer ") for name, value in first.headers.items() if name.lower() == "authorization"}
-    results = tool_results(done)
-    assert "HOME=/home/agent" in results and "good" in results
-    assert len(keys) == 1 and not any(key in results for key in keys)
+    assert "view_image" not in tool_names(first)
+    assert len(said(first, "input")) < 4000
     assert attempts_elsewhere(bench.network) == {}
-
-
-@pytest.mark.real
-@pytest.mark.timeout(300)
-async def test_a_busy_engine_and_a_lost_reply_make_no_extra_turn(bench: NetBench) -> None:
-    """503 on the first call; later a reply that never arrives is asked for again and served from memory."""
-    done = await bench.run((BUSY, *SCRIPT), lose=frozenset({4}))
-    assert done.outcome.stop == "completed", done.summary()
-    assert statuses(done) == [503, 200, 200, 0, 200, 200, 200]
-    done.assert_one_exact_chain(5)
-    assert done.session.events["replayed"] == 1
-    assert done.files["answer.txt"] == b"right\n"
 
 
 @pytest.mark.real
@@ -154,6 +130,7 @@ async def test_a_context_that_is_full_is_said_so(bench: NetBench) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.agent_claim("compaction", agents=("codex",))
 @pytest.mark.timeout(300)
 async def test_compaction_is_labelled_and_what_follows_carries_on(bench: NetBench) -> None:
     """With a limit that is reached: the summary is a call of its own without tools, then a fresh conversation."""

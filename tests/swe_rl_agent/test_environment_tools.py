@@ -48,6 +48,7 @@ class Vault:
 
 
 @pytest.mark.real
+@pytest.mark.agent_claim("tools over MCP")
 @pytest.mark.parametrize("name", SPEAKERS)
 async def test_the_policy_calls_a_tool_of_the_environment(
     name: str, sandbox_for: Boxes, socket_path: Path, tiny_model: ModelDir, codec: TokenCodec

@@ -29,7 +29,7 @@ def script(name: str) -> list[dict[str, object]]:
     return [look, edit, FINISH[name]]
 
 
-@pytest.mark.parametrize(("name", "variant"), [("pi", None), ("pi", "small"), ("mini-swe-agent", None)])
+@pytest.mark.parametrize(("name", "variant"), [("pi", "small")])
 async def test_three_turn_task(
     name: str, variant: str | None, agent_of: Agents, sandbox_for: Boxes, socket_path: Path
 ) -> None:
