@@ -53,7 +53,8 @@ def wilson(successes: float, trials: int) -> tuple[float, float]:
     p, z2 = successes / trials, _Z95 * _Z95
     middle = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials * trials)) / (1 + z2 / trials)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # At the ends the formula gives 0 and 1 but for rounding.
+    return 0.0 if successes == 0 else middle - half, 1.0 if successes == trials else middle + half
 
 
 def bootstrap(scores: Sequence[float], *, seed: int = 0, resamples: int = _RESAMPLES) -> tuple[float, float]:

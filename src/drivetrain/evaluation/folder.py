@@ -12,6 +12,7 @@ import msgspec
 
 from drivetrain.errors import ConfigError
 from drivetrain.evaluation.config import EvalConfig
+from drivetrain.lines import append_line, read_lines
 
 Status = Literal["resolved", "unresolved", "infra_error"]
 
@@ -98,19 +99,11 @@ class EvalFolder:
 
     def append(self, attempt: Attempt) -> None:
         """Record a finished attempt."""
-        with self._log.open("ab") as file:
-            file.write(msgspec.json.encode(attempt) + b"\n")
+        append_line(self._log, attempt)
 
     def attempts(self) -> dict[tuple[str, int], Attempt]:
         """The last record of every attempt; a line cut off by a crash is ignored."""
-        found: dict[tuple[str, int], Attempt] = {}
-        for line in self._log.read_bytes().splitlines() if self._log.is_file() else []:
-            try:
-                attempt = msgspec.json.decode(line, type=Attempt)
-            except msgspec.DecodeError:
-                continue
-            found[attempt.task_id, attempt.index] = attempt
-        return found
+        return {(a.task_id, a.index): a for a in read_lines(self._log, Attempt)}
 
     def keep(self, task_id: str, index: int, files: Mapping[str, bytes]) -> None:
         """Store what an attempt left."""

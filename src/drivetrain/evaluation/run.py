@@ -85,6 +85,8 @@ async def _run(
     async def one(task: SweTask, index: int) -> None:
         nonlocal failures
         async with gate:
+            if failures >= _HOPELESS:  # it was let in before the cancellation reached it
+                return
             try:
                 attempt = await attempter.run(await built.get(task), index)
             except InfrastructureError as error:  # the task cannot be built here

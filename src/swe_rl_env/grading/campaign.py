@@ -12,6 +12,7 @@ import msgspec
 
 from drivetrain.cache import Progress, content_key, silent
 from drivetrain.errors import DrivetrainError
+from drivetrain.lines import append_line, read_lines
 from drivetrain.sandboxes.protocol import SandboxBackend
 from swe_rl_env.building.build import BuiltTask, build_task
 from swe_rl_env.grading.validate import Kind, Validation, validate_task
@@ -89,8 +90,7 @@ async def validate_tasks(
             return
         async with gate:
             checked = await _check(task, backend, plan, key, tell)
-        with log.open("ab") as file:
-            file.write(msgspec.json.encode(checked) + b"\n")
+        append_line(log, checked)
         results[task.instance_id] = checked
         on_done(checked, len(results), len(tasks))
 
@@ -102,14 +102,7 @@ async def validate_tasks(
 
 def read_checked(folder: Path) -> list[Checked]:
     """Results in a folder, oldest first; a line cut off by a crash is ignored."""
-    log = folder / "checked.jsonl"
-    found: list[Checked] = []
-    for line in log.read_bytes().splitlines() if log.is_file() else []:
-        try:
-            found.append(msgspec.json.decode(line, type=Checked))
-        except msgspec.DecodeError:
-            continue
-    return found
+    return read_lines(folder / "checked.jsonl", Checked)
 
 
 def _key(task: SweTask, plan: Plan, backend: SandboxBackend) -> str:
