@@ -38,6 +38,7 @@ def edited(built: BuiltTask, changes: dict[str, bytes | None], *, gold: bool = F
         return s.diff(base, s.import_files(base, files))
 
 
+@pytest.mark.case("G8")
 @pytest.mark.parametrize("instance_id", _FAST)
 async def test_oracle_and_noop(build, backend: SandboxBackend, instance_id: str) -> None:  # type: ignore[no-untyped-def]
     built = build(instance_id)
@@ -58,6 +59,7 @@ async def test_oracle_and_noop(build, backend: SandboxBackend, instance_id: str)
     assert unfixed.canary == "as_planted"
 
 
+@pytest.mark.case("G2", "G9")
 async def test_gold_with_edited_tests_counts_without_the_edits(xmltodict: BuiltTask, backend: SandboxBackend) -> None:
     changes: dict[str, bytes | None] = {
         "tests/test_xmltodict.py": b"def test_nothing():\n    pass\n",
@@ -175,11 +177,13 @@ class _Broken:
         return
 
 
+@pytest.mark.case("G6")
 async def test_sandbox_that_does_not_start_is_no_verdict(xmltodict: BuiltTask) -> None:
     result = await grade(xmltodict, xmltodict.gold_patch, _Broken())
     assert (result.outcome, result.reward, result.reason) == ("error", None, "sandbox_start_failed")
 
 
+@pytest.mark.case("G6")
 async def test_lost_workspace_is_no_verdict(xmltodict: BuiltTask, backend: SandboxBackend) -> None:
     workspace = await open_workspace(backend, xmltodict)
     await workspace.close()
@@ -231,6 +235,7 @@ async def test_javascript_cheats(
     assert (result.reward, result.reason) == (0.0, reason), result.log_tail
 
 
+@pytest.mark.case("G4")
 async def test_validation(xmltodict: BuiltTask, backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     found = await validate_task(xmltodict, backend, gold_runs=2, noop_runs=1)
     assert found.ok, found.problems

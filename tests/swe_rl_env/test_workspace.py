@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from drivetrain.sandboxes import SandboxBackend
 from swe_rl_env import BuiltTask, open_workspace, prompt_for
 
@@ -11,6 +13,7 @@ def _added_lines(patch: bytes) -> set[bytes]:
     return {line for line in lines if len(line) > 12}
 
 
+@pytest.mark.case("G1")
 async def test_nothing_private_is_inside(xmltodict: BuiltTask, backend: SandboxBackend) -> None:
     task = xmltodict.task
     workspace = await open_workspace(backend, xmltodict)
@@ -28,7 +31,7 @@ async def test_nothing_private_is_inside(xmltodict: BuiltTask, backend: SandboxB
     assert history.stdout.decode().split() == [task.base_commit]
     for secret in (
         task.instance_id.encode(),
-        task.private.patch_sha256.encode(),
+        task.archives.patch_sha256.encode(),
         *_added_lines(xmltodict.gold_patch),
         *_added_lines(xmltodict.test_patch),
     ):

@@ -137,6 +137,8 @@ def patch_from_tar(tar: bytes, built: BuiltTask, limits: PatchLimits | None = No
     with Scratch(built.git_dir) as s:
         entries = s.entries(base)
         files, left_out = _read_tree(tar, entries, limits)
+        if built.task.image is not None:
+            files = {p: (_mode(entries.get(p), mode), data) for p, (mode, data) in files.items()}
         tree = s.import_files(base, files)
         if compiled := _compiled(entries, files):
             tree = s.with_entries(tree, compiled)
@@ -168,6 +170,11 @@ def _git_folder(tar: bytes) -> dict[str, bytes]:
             if stream is not None and len(files) < _GIT_FILES:
                 files[name[5:]] = stream.read()
     return files
+
+
+def _mode(base: Entry | None, mode: str) -> str:
+    """Images make every file executable: whoever writes one anew, git included, would seem to change its mode."""
+    return base.mode if base and {base.mode, mode} == {MODE_FILE, MODE_EXEC} else mode
 
 
 def _compiled(base: dict[bytes, Entry], files: dict[bytes, tuple[str, bytes]]) -> dict[bytes, Entry | None]:
