@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from swe_rl_env.parsers.junit import ERROR, FAILURE, SKIPPED, cases_of
+from swe_rl_env.parsers.junit import ERROR, FAILURE, SKIPPED, Case, cases_of
 from swe_rl_env.parsers.results import Status, merge_worse
 
 _GO: dict[str, Status] = {"pass": "PASSED", "fail": "FAILED", "skip": "SKIPPED"}
@@ -24,12 +24,22 @@ _RSPEC: dict[str, Status] = {"passed": "PASSED", "failed": "FAILED", "pending": 
 
 
 def junit_xml(report: str) -> dict[str, Status]:
-    """JUnit XML -> ``classname::name``, or the bare name without a class. A malformed report says nothing: ``{}``."""
-    return merge_worse(
-        (f"{c.attributes['classname']}::{c.attributes.get('name', '')}" if c.attributes.get("classname")
-         else c.attributes.get("name", ""), c.status(ERROR, FAILURE, SKIPPED))
-        for c in cases_of(report) or ()
-    )  # fmt: skip
+    """JUnit XML -> ``classname::name``, or the bare name without a class. A malformed report says nothing: ``{}``.
+
+    CTest has no element for a test that is switched off, only its ``status`` attribute.
+    """
+    return merge_worse((_class_and_name(case.attributes), _case_status(case)) for case in cases_of(report) or ())
+
+
+def _class_and_name(attributes: dict[str, str]) -> str:
+    owner, name = attributes.get("classname"), attributes.get("name", "")
+    return f"{owner}::{name}" if owner else name
+
+
+def _case_status(case: Case) -> Status:
+    if case.attributes.get("status") in ("disabled", "notrun"):
+        return "SKIPPED"
+    return case.status(ERROR, FAILURE, SKIPPED)
 
 
 def pytest_xml(report: str) -> dict[str, Status]:

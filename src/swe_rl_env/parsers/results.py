@@ -65,7 +65,7 @@ class Results:
         if test_id:
             self.found.setdefault(test_id, status)
 
-    def raise_to(self, test_id: str, status: Status, rank: Mapping[str, int] = _RANK) -> None:
+    def raise_to(self, test_id: str, status: Status, rank: Mapping[Status, int] = _RANK) -> None:
         """The worse word wins, by ``rank``; on equal rank the first stays. Raises as :meth:`put`."""
         old = self.found.get(test_id)
         if old is None or rank[status] > rank[old]:

@@ -15,7 +15,7 @@ _RAKE_WORDS: dict[str, Status] = {
     "PASS": "PASSED", "PASSED": "PASSED", "FAIL": "FAILED", "FAILURE": "FAILED",
     "ERROR": "ERROR", "SKIP": "SKIPPED", "SKIPPED": "SKIPPED",
 }  # fmt: skip
-_RAKE_RANK = {"PASSED": 0, "SKIPPED": 0, "FAILED": 1, "ERROR": 2}
+_RAKE_RANK: dict[Status, int] = {"PASSED": 0, "SKIPPED": 0, "FAILED": 1, "ERROR": 2}
 _METHOD = re.compile(r"(?<!\s)\s++=\s++[\d.]++\s++s\s++=\s++([.FES])$")
 _METHOD_WORDS: dict[str, Status] = {".": "PASSED", "F": "FAILED", "E": "FAILED", "S": "SKIPPED"}
 _UNIT = re.compile(r":\s++(\.|[EFO]\b)")
