@@ -7,6 +7,7 @@ patch, grade = await grade_workspace(workspace, built, backend)
 """
 
 from swe_rl_env.building.build import BuiltTask, build_task
+from swe_rl_env.building.prepare import prepare_task
 from swe_rl_env.errors import BuildError, ChecksumMismatch, PatchRejected
 from swe_rl_env.grading.grade import Grade, rejected
 from swe_rl_env.grading.run import grade_workspace
@@ -42,6 +43,7 @@ __all__ = [
     "open_workspace",
     "oracle",
     "oracle_patch",
+    "prepare_task",
     "prompt_for",
     "reference_agent",
     "rejected",

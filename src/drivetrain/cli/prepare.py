@@ -8,8 +8,8 @@ import typer
 
 from drivetrain.cli.console import out, tell
 from drivetrain.engines.models import DEFAULT_MODEL, resolve_model
-from drivetrain.rollout.stack import build_tasks
 from swe_rl_agent.registry import get_agent, list_agents
+from swe_rl_env.building.build import build_task
 from swe_rl_env.tasks.catalog import get_task, load_tasks
 
 
@@ -33,6 +33,7 @@ def prepare(
         out.print(f"agent {bundle.name} {bundle.version}  {bundle.bytes >> 20} MiB  {bundle.sha256[:12]}", markup=False)
     resolved = resolve_model(model, None, tell)
     out.print(f"model {resolved.name}  context {resolved.context_length}", markup=False)
-    for built in build_tasks(tasks, tell).values():
+    for task_id in tasks:
+        built = build_task(get_task(task_id), None, tell)
         out.print(f"task {built.task.instance_id}", markup=False)
     tell(f"ready after {time.monotonic() - started:.0f} s")

@@ -14,9 +14,11 @@ from drivetrain.evaluation.config import EvalConfig
 from drivetrain.evaluation.folder import Attempt, EvalFolder
 from drivetrain.evaluation.forward import forwarding
 from drivetrain.rollout.socket_folder import socket_folder
+from drivetrain.sandboxes.protocol import SandboxBackend
 from drivetrain.sandboxes.registry import get_backend
 from swe_rl_agent.registry import get_agent
-from swe_rl_env.building.build import BuiltTask, build_task
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.building.prepare import prepare_task
 from swe_rl_env.tasks.model import SweTask
 
 _HOPELESS = 8
@@ -67,7 +69,7 @@ async def evaluate(
         missing = [(task, index) for task, index in wanted if (task.instance_id, index) not in known]
         if len(missing) < len(wanted):
             tell(f"{len(wanted) - len(missing)} of {len(wanted)} attempts are there already")
-        await _run(attempter, missing, folder, concurrency, tell, on_done)
+        await _run(attempter, missing, folder, backend, concurrency, tell, on_done)
     done = folder.attempts()
     return [done[task.instance_id, index] for task in tasks for index in range(n)]
 
@@ -76,11 +78,12 @@ async def _run(
     attempter: Attempter,
     missing: Sequence[tuple[SweTask, int]],
     folder: EvalFolder,
+    backend: SandboxBackend,
     concurrency: int,
     tell: Progress,
     on_done: Callable[[Attempt], None],
 ) -> None:
-    gate, built, failures = asyncio.Semaphore(concurrency), _Builder(tell), 0
+    gate, built, failures = asyncio.Semaphore(concurrency), _Builder(backend, tell), 0
 
     async def one(task: SweTask, index: int) -> None:
         nonlocal failures
@@ -115,16 +118,17 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class _Builder:
-    """Builds each task once, in a thread, when its first attempt needs it."""
+    """Builds each task once, when its first attempt needs it."""
 
-    def __init__(self, tell: Progress) -> None:
+    def __init__(self, backend: SandboxBackend, tell: Progress) -> None:
+        self._backend = backend
         self._tell = tell
         self._built: dict[str, asyncio.Future[BuiltTask]] = {}
 
     async def get(self, task: SweTask) -> BuiltTask:
         future = self._built.get(task.instance_id)
         if future is None:
-            future = asyncio.ensure_future(asyncio.to_thread(build_task, task, None, self._tell))
+            future = asyncio.ensure_future(prepare_task(task, self._backend, None, self._tell))
             self._built[task.instance_id] = future
         return await asyncio.shield(future)
 

@@ -26,18 +26,22 @@ from drivetrain.sandboxes.protocol import Limits, SandboxBackend, SandboxSpec
 from drivetrain.sandboxes.registry import get_backend
 from swe_rl_agent.harness import CLIHarness
 from swe_rl_agent.registry import get_agent
-from swe_rl_env.building.build import BuiltTask, build_task
+from swe_rl_env.building.build import BuiltTask
+from swe_rl_env.building.prepare import prepare_task
 from swe_rl_env.tasks.catalog import get_task
 
 
-def build_tasks(ids: Sequence[str], tell: Progress, cache: Path | None = None) -> dict[str, BuiltTask]:
+async def build_tasks(
+    ids: Sequence[str], backend: SandboxBackend, tell: Progress, cache: Path | None = None
+) -> dict[str, BuiltTask]:
     """Build every task, or take it from the cache.
 
     Raises:
         ConfigError: an unknown id, or an archive that is not what the task says.
+        SandboxError: a task comes as an image that ``backend`` cannot start.
     """
     wanted = [get_task(task_id) for task_id in dict.fromkeys(ids)]
-    return {task.instance_id: build_task(task, cache, tell) for task in wanted}
+    return {task.instance_id: await prepare_task(task, backend, cache, tell) for task in wanted}
 
 
 @asynccontextmanager
@@ -68,7 +72,7 @@ async def open_stack(
             await asyncio.to_thread(harness.prepare, None, tell)
         if config.needs_model and model is None:
             model = await asyncio.to_thread(resolve_model, config.model, None, tell)
-        tasks = await asyncio.to_thread(build_tasks, config.tasks, tell)
+        tasks = await build_tasks(config.tasks, backend, tell)
         gateway: Gateway | None = None
         socket: Path | None = None
         probe: ProbeReport | None = None

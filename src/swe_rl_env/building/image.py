@@ -55,11 +55,6 @@ echo flat
 """
 
 
-def image_repo(task: SweTask) -> str:
-    """Inside path of the repository: ``/`` and the second half of its name, unless the row says otherwise."""
-    return task.workdir or f"/{task.public.workdir_name}"
-
-
 async def flatten(box: SandboxHandle, repo: str, *, timeout_s: float = 600.0) -> None:
     """Replace the history in ``repo`` by one commit (case row G1).
 
@@ -89,10 +84,10 @@ async def build_image_task(task: SweTask, backend: SandboxBackend, cache: Path |
     key = content_key("image-1", task.image, task.base_commit, task.private.patch, task.private.test_patch)
     root = cache_root(cache).resolve() / "tasks" / f"{task.instance_id}-{key}"
     if not root.exists():
-        box = await backend.create(SandboxSpec(image=task.image, workdir=image_repo(task), labels={"role": "build"}))
+        box = await backend.create(SandboxSpec(image=task.image, workdir=task.checkout, labels={"role": "build"}))
         try:
-            await flatten(box, image_repo(task))
-            tar = await box.download(image_repo(task), max_bytes=_TREE_BYTES)
+            await flatten(box, task.checkout)
+            tar = await box.download(task.checkout, max_bytes=_TREE_BYTES)
         finally:
             await box.close()
         await asyncio.to_thread(_store, task, tar, root)

@@ -14,7 +14,7 @@ from drivetrain.cache import Progress, content_key, silent
 from drivetrain.errors import DrivetrainError
 from drivetrain.lines import append_line, read_lines
 from drivetrain.sandboxes.protocol import SandboxBackend
-from swe_rl_env.building.build import BuiltTask, build_task
+from swe_rl_env.building.prepare import prepare_task
 from swe_rl_env.grading.validate import Kind, Validation, validate_task
 from swe_rl_env.tasks.model import SweTask
 from swe_rl_env.tasks.quarantine import Entry
@@ -112,7 +112,7 @@ def _key(task: SweTask, plan: Plan, backend: SandboxBackend) -> str:
 async def _check(task: SweTask, backend: SandboxBackend, plan: Plan, key: str, tell: Progress) -> Checked:
     started = time.monotonic()
     try:
-        built: BuiltTask = await asyncio.to_thread(build_task, task, None, tell)
+        built = await prepare_task(task, backend, None, tell)
         done = await validate_task(
             built, backend, gold_runs=plan.gold_runs, noop_runs=plan.noop_runs, shuffle_seed=plan.shuffle_seed
         )

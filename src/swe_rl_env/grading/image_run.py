@@ -17,7 +17,7 @@ import msgspec
 from drivetrain.sandboxes.protocol import ExecResult, SandboxHandle
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.building.gitio import Entry, Scratch
-from swe_rl_env.building.image import flatten, image_repo
+from swe_rl_env.building.image import flatten
 from swe_rl_env.building.tario import pack
 from swe_rl_env.grading.canary import Canary
 from swe_rl_env.grading.image_canary import plant_in
@@ -83,7 +83,7 @@ async def prepare(box: SandboxHandle, built: BuiltTask, tree: ImageTree) -> None
         BuildError: the history cannot be flattened.
         SandboxError: the sandbox failed.
     """
-    repo = image_repo(built.task)
+    repo = built.task.checkout
     await flatten(box, repo)
     if tree.removed:
         names = b"\0".join(tree.removed) + b"\0"
@@ -106,10 +106,10 @@ async def run_in_image(box: SandboxHandle, built: BuiltTask, canary: Canary | No
     await box.write(f"{folder}/run.sh", "".join(f"{line}\n" for line in lines).encode())
     bash = await box.exec(["/bin/sh", "-c", "command -v bash || echo /bin/sh"], cwd="/")
     shell = bash.stdout.decode().strip() or "/bin/sh"
-    env = {k: v.replace("{workdir}", image_repo(built.task)) for k, v in built.task.install.env.items()}
+    env = {k: v.replace("{workdir}", built.task.checkout) for k, v in built.task.install.env.items()}
     done = await box.exec(
         [shell, f"{folder}/run.sh"],
-        cwd=image_repo(built.task),
+        cwd=built.task.checkout,
         env={"PYTHONDONTWRITEBYTECODE": "1", **env},
         timeout_s=timeout_s,
         max_output_bytes=LOG_BYTES,

@@ -24,7 +24,6 @@ from drivetrain.sandboxes.protocol import (
 )
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.building.gitio import Entry, GitError, Scratch
-from swe_rl_env.building.image import image_repo
 from swe_rl_env.building.tario import pack
 from swe_rl_env.errors import PatchRejected
 from swe_rl_env.grading.canary import Canary, plant
@@ -127,7 +126,7 @@ async def grade(
         return unresolved(built, "empty_patch", "No change is left to test.", **known, timings=clock.timings())
     spec = SandboxSpec(
         image=image,
-        workdir=image_repo(built.task) if built.task.image is not None else ROOT,
+        workdir=built.task.checkout if built.task.image is not None else ROOT,
         mounts=built.environment.mounts,
         network="none",
         labels={"role": "grading", **(labels or {})},
@@ -155,7 +154,7 @@ async def _run(
     clock: _Clock,
     shuffle_seed: int | None,
 ) -> tuple[SuiteRun, list[Finding]]:
-    repo = f"{ROOT}/{built.task.public.workdir_name}"
+    repo = built.task.checkout
     box = await backend.create(spec)
     try:
         clock.lap("start")

@@ -1,8 +1,9 @@
 """Script: run pytest with a reporter of ours; copied into the grading sandbox, outside the checkout.
 
-Usage: ``python -P -s RUNNER CONFIG``. CONFIG is JSON: args, pythonpath, report, nonce, shuffle_seed (null = the suite's own order); it and this file are removed
-before any code of the project runs. PYTHONPATH is set here and not at start-up, so a ``sitecustomize`` or a
-``pytest`` folder in the checkout is never picked up in place of the real one. Standard library and pytest only.
+Usage: ``python -P -s RUNNER CONFIG``. CONFIG is JSON: args, pythonpath, report, nonce, shuffle_seed (null = the
+suite's own order); it and this file are removed before any code of the project runs. PYTHONPATH is set here and not at
+start-up, so a ``sitecustomize`` or a ``pytest`` folder in the checkout is never picked up in place of the real one.
+Standard library and pytest only.
 """
 
 from __future__ import annotations

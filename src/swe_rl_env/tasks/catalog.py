@@ -78,16 +78,12 @@ def find_task(instance_id: str, among: Sequence[SweTask]) -> SweTask:
     raise ConfigError(f"Unknown task {instance_id!r}.", fix=f"Did you mean: {', '.join(close)}?" if close else known)
 
 
-def prompt_for(task: SweTask, *, root: str = "/work") -> str:
-    """The task as the agent reads it: public part only, short enough for a small context.
-
-    Args:
-        root: inside folder that holds the checkout.
-    """
+def prompt_for(task: SweTask) -> str:
+    """The task as the agent reads it: public part only, short enough for a small context."""
     p = task.public
     interface = f"\n\nInterface the tests rely on:\n{p.interface.strip()}" if p.interface else ""
     return (
-        f"Fix an issue in the {p.language} project in {root}/{p.workdir_name}.\n\n"
+        f"Fix an issue in the {p.language} project in {task.checkout}.\n\n"
         f"{p.problem_statement.strip()}{interface}\n\n"
         "Edit the source files in that folder. Hidden tests check the result; changes to tests or test settings are "
         "discarded, so they do not help. You need not commit. Stop when the fix is done."

@@ -136,6 +136,13 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
 
     @property
+    def checkout(self) -> str:
+        """Inside path of the repository: ``/`` and the second half of its name in an image, unless the row says
+        otherwise; below ``/work`` for a task made from archives."""
+        name = self.public.workdir_name
+        return (self.workdir or f"/{name}") if self.image is not None else f"/work/{name}"
+
+    @property
     def archives(self) -> Archives:
         """The two releases.
 

@@ -10,7 +10,7 @@ import msgspec
 
 from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend, SandboxHandle, SandboxSpec
 from swe_rl_env.building.build import BuiltTask
-from swe_rl_env.building.image import flatten, image_repo
+from swe_rl_env.building.image import flatten
 from swe_rl_env.work.survey import running
 
 ROOT = "/work"
@@ -63,10 +63,10 @@ async def open_workspace(
         SandboxError: the sandbox did not start or the upload failed; nothing is left behind.
     """
     if built.task.image is not None:
-        image, repo = built.task.image, image_repo(built.task)
+        image, repo = built.task.image, built.task.checkout
         env = dict(extra_env or {})  # the image has its own
     else:
-        repo = f"{ROOT}/{built.task.public.workdir_name}"
+        repo = built.task.checkout
         env = {**built.environment.variables(built.task, repo), **(extra_env or {})}
     spec = SandboxSpec(
         image=image,

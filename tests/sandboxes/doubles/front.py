@@ -56,7 +56,9 @@ class Front:
         self.port = port
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=HEAD_BYTES)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, limit=HEAD_BYTES, reuse_port=bool(self.port)
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

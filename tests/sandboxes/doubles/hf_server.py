@@ -9,11 +9,14 @@ import asyncio
 import json
 import re
 import secrets
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
 
@@ -47,6 +50,31 @@ class Job:
             "status": {"stage": self.stage, "exposeUrls": [f"{url}/boxes/--{PORT}./{self.box.id}"]},
             "owner": {"id": "u1", "name": "tester", "type": "user"},
         }
+
+
+@contextmanager
+def shared_server() -> Iterator[HFServer]:
+    """The one double of this process, which has one endpoint: started by its first user, stopped by its last."""
+    from huggingface_hub import constants
+
+    if not _sharing:
+        folder = tempfile.TemporaryDirectory(prefix="double-")
+        Path(folder.name).chmod(0o755)
+        server = HFServer(Path(folder.name) / "boxes", urlsplit(constants.ENDPOINT).port or 0)
+        server.start()
+        _sharing.append((server, folder))
+    else:
+        _sharing.append(_sharing[0])
+    try:
+        yield _sharing[0][0]
+    finally:
+        server, folder = _sharing.pop()
+        if not _sharing:
+            server.stop()
+            folder.cleanup()
+
+
+_sharing: list[tuple[HFServer, tempfile.TemporaryDirectory[str]]] = []
 
 
 class HFServer:

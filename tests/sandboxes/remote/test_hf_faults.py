@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes import SandboxGone, SandboxSpec, SandboxStartError, SandboxUnsupported
 from drivetrain.sandboxes.hf import HFBackend
+from drivetrain.sandboxes.remote.labels import KEY_OWNER, owner_key
 from tests.sandboxes.doubles import box as boxes
 from tests.sandboxes.doubles.e2b_server import Faults
-from tests.sandboxes.doubles.hf_server import TOKEN, HFServer
+from tests.sandboxes.doubles.hf_server import TOKEN, HFServer, shared_server
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +24,8 @@ def hf_server() -> Iterator[HFServer]:
         pytest.skip(reason)
     if not constants.ENDPOINT.startswith("http://127.0.0.1:"):
         pytest.skip(f"the SDK is bound to {constants.ENDPOINT}")
-    with tempfile.TemporaryDirectory(prefix="double-") as folder:
-        Path(folder).chmod(0o755)
-        made = HFServer(Path(folder) / "boxes", urlsplit(constants.ENDPOINT).port or 0)
-        made.start()
+    with shared_server() as made:
         yield made
-        made.stop()
 
 
 @pytest.fixture
@@ -40,7 +35,9 @@ async def hf(hf_server: HFServer, tmp_path: Path) -> AsyncIterator[HFBackend]:
     yield made
     hf_server.faults = Faults()
     await made.aclose()
-    assert [job for job in hf_server.jobs.values() if job.stage == "RUNNING"] == [], "a Job is left"
+    mine = owner_key(tmp_path.name)
+    left = [job for job in hf_server.jobs.values() if job.stage == "RUNNING" and job.labels.get(KEY_OWNER) == mine]
+    assert left == [], "a Job is left"
 
 
 OPEN = SandboxSpec(network="open")

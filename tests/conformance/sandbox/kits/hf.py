@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from drivetrain.sandboxes import Feature, SandboxBackend
 from drivetrain.sandboxes.hf import HFBackend
 from tests.conformance.sandbox.kits.cloud import CloudKit
-from tests.sandboxes.doubles.hf_server import TOKEN, HFServer
+from tests.sandboxes.doubles.hf_server import TOKEN, shared_server
 
 
 class HFKit(CloudKit):
     name = "hf"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack = ExitStack()
 
     def missing(self) -> str | None:
         try:
@@ -27,10 +32,15 @@ class HFKit(CloudKit):
     def promised(self) -> frozenset[Feature]:
         return frozenset({"image", "mount", "overlay", "pids_limit", "reach"})
 
-    def serve(self, root: Path) -> HFServer:
-        from huggingface_hub import constants
+    def start(self) -> None:
+        self.url = os.environ.get(self.variable, "")
+        if not self.url:
+            self.server = self._stack.enter_context(shared_server())
+            self.url = self.server.url
 
-        return HFServer(root, urlsplit(constants.ENDPOINT).port or 0)
+    def close(self) -> None:
+        self.server = None
+        self._stack.close()
 
     def environ(self) -> Mapping[str, str]:
         return {**super().environ(), "HF_ENDPOINT": self.url, "DRIVETRAIN_LIVE_HF": "keep"}
