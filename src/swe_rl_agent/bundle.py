@@ -164,11 +164,25 @@ def build_bundle(name: str, cache: Path | None = None, progress: Progress | None
         InfrastructureError: the installation failed, or the cached bundle is damaged.
     """
     recipe = lookup("agent bundle", name, RECIPES)
+    report = progress or silent
     if sys.platform != "linux":
         raise ConfigError(f"Agent bundles are built on Linux, this is {sys.platform}.", fix="Build on a Linux host.")
-    target = cache_root(cache) / "bundles" / f"{recipe.name}-{recipe.version}-{_key(recipe)[:16]}"
-    report = progress or silent
-    return _load(build_once(target, lambda folder: _build(recipe, folder, report), report))
+    return _load(build_once(_place(recipe, cache), lambda folder: _build(recipe, folder, report), report))
+
+
+def built_bundle(name: str, cache: Path | None = None) -> Bundle | None:
+    """The bundle if the cache holds it; nothing is built.
+
+    Raises:
+        ConfigError: unknown name.
+        InfrastructureError: the cached bundle is damaged.
+    """
+    place = _place(lookup("agent bundle", name, RECIPES), cache)
+    return _load(place) if place.is_dir() else None
+
+
+def _place(recipe: Recipe, cache: Path | None) -> Path:
+    return cache_root(cache) / "bundles" / f"{recipe.name}-{recipe.version}-{_key(recipe)[:16]}"
 
 
 def _key(recipe: Recipe) -> str:

@@ -31,7 +31,7 @@ def get_agent(name: str, *, variant: str | None = None) -> CLIHarness:
     Raises:
         ConfigError: unknown agent or variant (the message lists close matches), or a broken preset file.
     """
-    return CLIHarness(_preset(name).with_variant(variant))
+    return CLIHarness(get_preset(name).with_variant(variant))
 
 
 def agent_name(name: str) -> str:
@@ -40,8 +40,13 @@ def agent_name(name: str) -> str:
     Raises:
         ConfigError: a broken preset file.
     """
-    return _preset(name).name if name.endswith(".toml") else name
+    return get_preset(name).name if name.endswith(".toml") else name
 
 
-def _preset(name: str) -> Preset:
+def get_preset(name: str) -> Preset:
+    """The preset as it is written, its variants included.
+
+    Raises:
+        ConfigError: unknown agent, or a broken preset file.
+    """
     return load_preset(Path(name)) if name.endswith(".toml") else lookup("agent", name, _presets())

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from drivetrain import __version__
-from drivetrain.cli import doctor, prepare, probe, reap, rollout, serve, tasks, template_check, trace, train
+from drivetrain.cli import agents, doctor, prepare, probe, reap, rollout, serve, tasks, template_check, trace, train
 from drivetrain.cli import eval as evaluation
 from drivetrain.cli.console import fail
 from drivetrain.errors import DrivetrainError
@@ -35,8 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train a model inside a real coding agent.\n\n"
-    "A rollout puts an unmodified agent (Pi, mini-swe-agent) into a sandbox with a real task, serves its model calls "
-    "token-in / token-out, records every sampled token, and grades the work in a second, sealed sandbox.\n\n"
+    "A rollout puts an unmodified agent (Claude Code, Codex, Pi, ...) into a sandbox with a real task, serves its "
+    "model calls token-in / token-out, records every sampled token, and grades the work in a second, sealed "
+    "sandbox.\n\n"
     "Start with `drivetrain doctor`, then `drivetrain rollout --agent pi --task pypi__xmltodict-0.14.2`, then "
     "`drivetrain trace check RUN` and `drivetrain train --run RUN`.",
 )
@@ -58,6 +59,7 @@ def _root(
 app.command("doctor")(doctor.doctor)
 app.command("reap")(reap.reap)
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(agents.app, name="agents")
 app.command("prepare")(prepare.prepare)
 app.command("rollout")(rollout.rollout)
 app.command("eval")(evaluation.eval_)

@@ -1,0 +1,85 @@
+"""``drivetrain agents``: which agents there are, and their bundles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from drivetrain.cli.console import out, print_json, tell
+from swe_rl_agent.bundle import RECIPES, built_bundle
+from swe_rl_agent.preset import Preset
+from swe_rl_agent.registry import get_agent, get_preset, list_agents
+
+app = typer.Typer(no_args_is_help=True, help="Agents: their presets and their pinned, hashed bundles.")
+
+
+@app.command("ls")
+def ls(json_output: bool = typer.Option(False, "--json", help="Print as JSON.")) -> None:
+    """Every agent that is built in: version, API, variants, and its bundle if it is built.
+
+    What the tests say about each is in docs/agents.md. Give a preset file of your own wherever an agent is named.
+    """
+    lines = [_line(get_preset(name)) for name in list_agents()]
+    if json_output:
+        print_json(lines)
+        return
+    table = Table("agent", "version", "API", "variants", "environment's tools", "bundle", "MB", "status")
+    for line in lines:
+        digest, size = line["sha256"], line["bytes"]
+        table.add_row(
+            line["name"],
+            line["version"],
+            line["dialect"],
+            ", ".join(line["variants"]) or "-",
+            "MCP" if line["mcp"] else "-",
+            digest[:12] if digest else "-",
+            str(round(size / 1e6)) if size else "-",
+            line["status"],
+        )
+    out.print(table)
+
+
+@app.command("build")
+def build(
+    name: list[str] = typer.Argument(None, help="Agents; every one when none is named.", show_default=False),
+    check: bool = typer.Option(False, "--check", help="Hash every file of what is built already."),
+    json_output: bool = typer.Option(False, "--json", help="Print as JSON."),
+) -> None:
+    """Build bundles, or find them in the cache: a minute each, from the npm and PyPI registries, locked and hashed.
+
+    Example: drivetrain agents build pi codex
+    """
+    lines = []
+    for each, agent in [(each, get_agent(each)) for each in name or list_agents()]:  # names are checked first
+        bundle = agent.prepare(None, tell)
+        if check and bundle.mounted:
+            bundle.verify(full=True)
+        lines.append(_line(get_preset(each), bundle.path))
+        if not json_output:
+            out.print(f"{bundle.name} {bundle.version}  {bundle.bytes / 1e6:.0f} MB  {bundle.sha256}", markup=False)
+    if json_output:
+        print_json(lines)
+
+
+def _line(preset: Preset, path: Path | None = None) -> dict[str, Any]:
+    """What is known of one agent; ``status`` is ``built``, ``not built`` or ``own`` (a preset that brings its own)."""
+    if preset.bundle not in RECIPES:
+        bundle, version, status = None, "-", "own"
+    else:
+        bundle = built_bundle(preset.bundle)
+        version, status = RECIPES[preset.bundle].version, "built" if bundle is not None else "not built"
+    return {
+        "name": preset.name,
+        "version": version,
+        "dialect": preset.dialect,
+        "variants": sorted(preset.variants),
+        "mcp": preset.tools is not None,
+        "status": status,
+        "sha256": bundle.sha256 if bundle is not None else None,
+        "bytes": bundle.bytes if bundle is not None else None,
+        "runtime": bundle.runtime if bundle is not None else None,
+        "path": str(path or (bundle.path if bundle is not None else "")) or None,
+    }
