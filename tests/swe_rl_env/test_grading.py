@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+import msgspec
 import psutil
 import pytest
 
@@ -243,3 +244,13 @@ async def test_validation(xmltodict: BuiltTask, backend: SandboxBackend, monkeyp
     monkeypatch.setitem(AGENTS, "oracle", AGENTS["noop"])
     found = await validate_task(xmltodict, backend, gold_runs=1, noop_runs=1)
     assert found.problems[0].startswith("gold run 1: empty_patch")
+
+
+async def test_a_sandbox_in_which_the_runner_does_not_work_is_no_reward_of_zero(
+    xmltodict: BuiltTask, backend: SandboxBackend
+) -> None:
+    """Nobody's patch made the interpreter unusable: the reference fix would get 0 otherwise."""
+    bare = msgspec.structs.replace(xmltodict.environment, mounts=())
+    found = await grade(msgspec.structs.replace(xmltodict, environment=bare), xmltodict.gold_patch, backend)
+    assert (found.reward, found.outcome, found.reason) == (None, "error", "sandbox_start_failed")
+    assert "test runner of pypi__xmltodict-0.14.2 does not work" in found.detail

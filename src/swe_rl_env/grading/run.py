@@ -30,7 +30,7 @@ from swe_rl_env.grading.canary import Canary, plant
 from swe_rl_env.grading.grade import ErrorReason, Grade, judge, rejected, ungraded, unresolved, with_findings
 from swe_rl_env.grading.image_run import ImageTree, image_tree, prepare, run_in_image
 from swe_rl_env.grading.protect import Protection, unsafe
-from swe_rl_env.grading.suite import SuiteRun, run_suite
+from swe_rl_env.grading.suite import SuiteRun, ensure_runner, run_suite
 from swe_rl_env.work.findings import Finding
 from swe_rl_env.work.patch import PatchLimits, collect, is_compiled
 from swe_rl_env.work.survey import is_full, network_attempts
@@ -164,6 +164,7 @@ async def _run(
             run = await run_in_image(box, built, canary, timeout_s)
         else:
             assert canary is not None
+            await ensure_runner(box, built)
             await box.upload(tree.tar, repo)
             clock.lap("upload")
             run = await run_suite(box, built, repo, canary, timeout_s, shuffle_seed=shuffle_seed)

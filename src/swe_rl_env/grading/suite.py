@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from drivetrain.sandboxes.protocol import ExecResult, SandboxError, SandboxGone, SandboxHandle
+from drivetrain.sandboxes.protocol import ExecResult, SandboxError, SandboxGone, SandboxHandle, SandboxStartError
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.grading.canary import Canary
 from swe_rl_env.grading.tap import mark_command, parse_tap
@@ -34,6 +34,28 @@ class SuiteRun(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool
     exit_code: int
     log_tail: str
+
+
+_HAS_PYTEST = "import importlib.util as u, sys; sys.exit(u.find_spec('pytest') is None)"
+
+
+async def ensure_runner(box: SandboxHandle, built: BuiltTask) -> None:
+    """Prove that the task's runner works in this sandbox before anybody's work is in it: afterwards a run without a
+    report is the work's doing, and worth 0.
+
+    Raises:
+        SandboxStartError: it does not, for instance because an image lacks a library.
+    """
+    environment = built.environment
+    argv = ["node", "-e", "0"] if environment.python is None else [environment.python, "-I", "-c", _HAS_PYTEST]
+    done = await box.exec(argv, cwd="/", env={"PATH": environment.path}, timeout_s=60)
+    if done.exit_code != 0 or done.timed_out:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip()[-300:]
+        raise SandboxStartError(
+            f"The test runner of {built.task.instance_id} does not work in this sandbox: {said or done.exit_code}.",
+            fix="Tasks made from archives use this machine's interpreters: choose the local sandbox, or an image with "
+            "their libraries.",
+        )
 
 
 def can_shuffle(built: BuiltTask) -> bool:
