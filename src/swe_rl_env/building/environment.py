@@ -49,8 +49,8 @@ def _build_python(task: SweTask, python: Interpreter, folder: Path) -> None:
     binaries = folder / "bin"
     binaries.mkdir()
     for name in ("python", "python3", f"python{python.version}"):
-        (binaries / name).symlink_to(python.program)
-    (folder / "pyvenv.cfg").write_text(f"home = {python.program.parent}\ninclude-system-site-packages = false\n")
+        (binaries / name).symlink_to(python.inside_program)
+    (folder / "pyvenv.cfg").write_text(f"home = {python.inside_program.parent}\ninclude-system-site-packages = false\n")
     # pip's own scripts would carry this folder's temporary path in their first line.
     for name in ("pytest", "py.test"):
         script = binaries / name
@@ -76,13 +76,11 @@ def _build_node(task: SweTask, folder: Path) -> None:
 
 
 def _node_mounts() -> tuple[tuple[Mount, ...], str]:
-    """Mounts for node and the folder to put on PATH; nothing to mount when it is in /usr."""
+    """Mounts for node and the folder to put on PATH: always the host's own, since an image may have another or none."""
     found = shutil.which("node")
     if found is None:
         raise MissingDependency("node is not on PATH; JavaScript tasks need it.", fix="Install Node.js 20.")
     program = Path(found).resolve()
-    if program.is_relative_to("/usr"):
-        return (), str(program.parent)
     return (Mount(program, "/opt/node/bin/node"),), "/opt/node/bin"
 
 
@@ -102,7 +100,7 @@ def environment_for(task: SweTask, cache: Path) -> TaskEnvironment:
         return TaskEnvironment(folder=folder, mounts=mounts, path=path, python=None)
     python = find_python(task.python_version or f"{sys.version_info[0]}.{sys.version_info[1]}")
     key = content_key(
-        "pypi-1", sorted(task.install.pip_packages), task.install.pip_args, python.full_version, str(python.prefix)
+        "pypi-3", sorted(task.install.pip_packages), task.install.pip_args, python.full_version, str(python.inside)
     )
     folder = build_once(cache / "envs" / f"python-{key}", lambda f: _build_python(task, python, f))
     mounts = (*runtime_mounts(python, cache), *hidden_packages(cache), Mount(folder, DEPS))

@@ -32,6 +32,9 @@ _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules", 
 _NOT_WALKED = frozenset({"doc", "icons", "include", "locale", "man"})
 
 
+INSIDE = Path("/opt/task-python")
+
+
 class Interpreter(msgspec.Struct, frozen=True):
     """A Python on this host: base prefix, full version text, standard library folder, program."""
 
@@ -40,6 +43,22 @@ class Interpreter(msgspec.Struct, frozen=True):
     full_version: str
     stdlib: Path
     program: Path
+
+    @property
+    def inside(self) -> Path:
+        """Prefix in a sandbox: the system's own, else a neutral one, which users of any image may enter (a home folder
+        is often closed)."""
+        return self.prefix if self.of_system else INSIDE
+
+    @property
+    def of_system(self) -> bool:
+        """Whether a local sandbox sees it anyway."""
+        return self.prefix.is_relative_to("/usr") and not self.prefix.is_relative_to("/usr/local")
+
+    @property
+    def inside_program(self) -> Path:
+        """The program in a sandbox."""
+        return self.inside / "bin" / self.program.name
 
 
 def probe(program: str) -> Interpreter:
@@ -92,10 +111,10 @@ def pip_command() -> tuple[str, ...]:
 
 
 def runtime_mounts(python: Interpreter, cache: Path) -> tuple[Mount, ...]:
-    """Mounts that make ``python.program`` run inside, without any third-party package; empty when it is in /usr."""
-    if python.prefix.is_relative_to("/usr") and not python.prefix.is_relative_to("/usr/local"):
+    """Mounts that make ``python.inside_program`` run, without any third-party package; empty when it is in /usr."""
+    if python.of_system:
         return ()
-    key = content_key("runtime-1", str(python.prefix), python.full_version)
+    key = content_key("runtime-2", str(python.prefix), python.full_version)
 
     def build(folder: Path) -> None:
         (folder / "bin").mkdir()
@@ -105,9 +124,19 @@ def runtime_mounts(python: Interpreter, cache: Path) -> tuple[Mount, ...]:
         (folder / stdlib / "site-packages").mkdir()
         for library in (python.prefix / "lib").glob("libpython*.so*"):
             shutil.copy2(library, folder / "lib" / library.name, follow_symlinks=False)
+        _move_library_path(folder / "bin" / python.program.name, python.prefix / "lib")
 
     copy = build_once(cache / "runtimes" / f"python-{python.version}-{key}", build)
-    return (Mount(copy, str(python.prefix)),)
+    return (Mount(copy, str(python.inside)),)
+
+
+def _move_library_path(program: Path, library: Path) -> None:
+    """Let a copied program find its library beside it: the path that was linked in, an entry of the ELF string table,
+    becomes a shorter one that is relative to the program."""
+    linked, relative = bytes(library), b"$ORIGIN/../lib"
+    data = program.read_bytes()
+    if linked + b"\0" in data and len(relative) <= len(linked):
+        program.write_bytes(data.replace(linked + b"\0", relative.ljust(len(linked), b"\0") + b"\0", 1))
 
 
 @lru_cache(maxsize=1)
