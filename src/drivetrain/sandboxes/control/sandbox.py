@@ -7,15 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.control.channel import Channel
+from drivetrain.sandboxes.control.commands import Commands
 from drivetrain.sandboxes.control.files import memory_file
 from drivetrain.sandboxes.control.job import ControlledJob
-from drivetrain.sandboxes.control.transfer import FileTransfer
-from drivetrain.sandboxes.protocol import ExecResult, SandboxError, SandboxSpec
+from drivetrain.sandboxes.protocol import ExecResult, SandboxSpec
 
 
-class ControlledSandbox(FileTransfer):
+class ControlledSandbox(Commands):
     """The half of ``SandboxHandle`` that talks to ``inside/init.py``; bound to the loop it was made in.
 
     Args:
@@ -29,39 +28,12 @@ class ControlledSandbox(FileTransfer):
     def __init__(
         self, sandbox_id: str, spec: SandboxSpec, *, channel: Channel, relay_port: int, environment: Mapping[str, str]
     ) -> None:
-        self._id = sandbox_id
-        self._spec = spec
+        super().__init__(sandbox_id, spec, environment)
         self._channel = channel
         self._relay_port = relay_port
-        self._environment = dict(environment)
 
-    @property
-    def id(self) -> str:
-        """Unique name, also the label the reaper looks for."""
-        return self._id
-
-    @property
-    def workdir(self) -> str:
-        """Default cwd, inside path."""
-        return self._spec.workdir
-
-    @property
-    def home(self) -> str:
-        """HOME of every command, inside path."""
-        return self._environment["HOME"]
-
-    def gateway_url(self) -> str:
-        """Base URL of the gateway as seen from inside.
-
-        Raises:
-            SandboxError: the sandbox has no gateway network.
-        """
-        if self._spec.network != "gateway":
-            raise SandboxError(
-                f"Sandbox {self.id} has no way to the gateway: its network is {self._spec.network!r}.",
-                fix='Create it with network="gateway" and a gateway_socket.',
-            )
-        return f"http://127.0.0.1:{self._relay_port}"
+    def _gateway_at(self) -> str | None:
+        return f"http://127.0.0.1:{self._relay_port}" if self._spec.network == "gateway" else None
 
     async def exec(
         self,
@@ -108,16 +80,6 @@ class ControlledSandbox(FileTransfer):
         return await ControlledJob.launch(
             self._channel, request, stdin_fd=None, max_output_bytes=max_output_bytes, spill=spill
         )
-
-    def _command(self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> dict[str, object]:
-        if isinstance(argv, str) or not argv:
-            raise ConfigError(f"A command is a non-empty list of strings, not {argv!r}.")
-        whole = {**self._environment, **self._spec.env, **(env or {})}
-        return {
-            "argv": [os.fsencode(word) for word in argv],
-            "cwd": os.fsencode(cwd or self.workdir),
-            "env": {os.fsencode(name): os.fsencode(value) for name, value in whole.items()},
-        }
 
     async def _run(
         self,

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.control.channel import MARSHAL_VERSION
-from drivetrain.sandboxes.control.transfer import TRANSFER_TIMEOUT_S, FileTransfer
+from drivetrain.sandboxes.control.commands import Commands
+from drivetrain.sandboxes.control.transfer import TRANSFER_TIMEOUT_S
 from drivetrain.sandboxes.protocol import (
     ExecResult,
     Reach,
@@ -43,7 +43,7 @@ FOLDER = "/var/lib/drivetrain"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class RemoteSandbox(FileTransfer):
+class RemoteSandbox(Commands):
     """Implements ``SandboxHandle``; bound to the loop it was made in.
 
     Args:
@@ -67,52 +67,25 @@ class RemoteSandbox(FileTransfer):
         dial_port: int,
         on_closed: Callable[[RemoteSandbox], None],
     ) -> None:
-        self._id = sandbox_id
-        self._spec = spec
+        super().__init__(sandbox_id, spec, {})
         self._transport = transport
         self._backend = backend
         self._relay_port = relay_port
         self._dial_port = dial_port
         self._on_closed = on_closed
         self._supervisor = Supervisor(transport, f"{FOLDER}/{sandbox_id}")
-        self._environment: dict[str, str] = {}
         self._deadline = time.monotonic() + spec.limits.ttl_s
         self._gateway: GatewayLink | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     @property
-    def id(self) -> str:
-        """Unique name, also the label the reaper looks for."""
-        return self._id
-
-    @property
     def provider_id(self) -> str:
         """The provider's name of the box."""
         return self._transport.id
 
-    @property
-    def workdir(self) -> str:
-        """Default cwd, inside path."""
-        return self._spec.workdir
-
-    @property
-    def home(self) -> str:
-        """HOME of every command, inside path."""
-        return self._environment["HOME"]
-
-    def gateway_url(self) -> str:
-        """Base URL of the gateway as seen from inside.
-
-        Raises:
-            SandboxError: the sandbox has no gateway network.
-        """
-        if self._gateway is None:
-            raise SandboxError(
-                f"Sandbox {self.id} has no way to the gateway: its network is {self._spec.network!r}.",
-                fix='Create it with network="gateway" and a gateway_socket.',
-            )
-        return self._gateway.url
+    def _gateway_at(self) -> str | None:
+        return None if self._gateway is None else self._gateway.url
 
     async def open(self) -> None:
         """Set the box up; the caller cleans up on failure.
@@ -278,16 +251,6 @@ class RemoteSandbox(FileTransfer):
             self._command(argv, cwd, env), stdin=None, deadline_s=None, max_output_bytes=max_output_bytes, spill=spill
         )
         return await self._begin(job, 0)
-
-    def _command(self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> dict[str, object]:
-        if isinstance(argv, str) or not argv:
-            raise ConfigError(f"A command is a non-empty list of strings, not {argv!r}.")
-        whole = {**self._environment, **self._spec.env, **(env or {})}
-        return {
-            "argv": [os.fsencode(word) for word in argv],
-            "cwd": os.fsencode(cwd or self.workdir),
-            "env": {os.fsencode(name): os.fsencode(value) for name, value in whole.items()},
-        }
 
     async def _run(
         self,
