@@ -181,7 +181,7 @@ async def test_contract_failures_stop_and_a_rollouts_own_failure_counts(tmp_path
     environment = SimpleNamespace(variables=lambda _task, _repo: {}, mounts=())
     checkout = tmp_path / "workspace.tar"
     checkout.write_bytes(b"")
-    task = SimpleNamespace(public=SimpleNamespace(workdir_name="w"))
+    task = SimpleNamespace(public=SimpleNamespace(workdir_name="w"), image=None, checkout="/work/w")
     tasks: Any = {"t": SimpleNamespace(task=task, environment=environment, workspace_tar=checkout)}
     runner = EpisodeRunner(config, NoSandbox(), tasks, {}, run)  # type: ignore[arg-type]
     specs = [EpisodeSpec(rollout_id=f"t.noop.{n}", task_id="t", agent="noop", group=n, seed=None) for n in range(3)]

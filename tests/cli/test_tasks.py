@@ -84,10 +84,10 @@ def test_validate_fills_the_quarantine_that_ls_respects(tmp_path: Path, monkeypa
         assert (options["gold_runs"], options["noop_runs"], options["shuffle_seed"]) == (2, 2, None)
         return Validation(instance_id=built.instance_id, kind=kind, problems=problems, flaky=(), gold=(), noop=())
 
-    def same(task: SweTask, _cache: Any, _tell: Any) -> SweTask:
+    async def same(task: SweTask, _backend: Any, _cache: Any, _tell: Any) -> SweTask:
         return task
 
-    monkeypatch.setattr(campaign, "build_task", same)
+    monkeypatch.setattr(campaign, "prepare_task", same)
     monkeypatch.setattr(campaign, "validate_task", fake)
     options = ["-n", "2", "--no-shuffle", "-o", str(tmp_path / "report"), "-c", "4"]
     done = run("validate", *options)

@@ -36,12 +36,15 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Once], list[tuple[str
     def use(once: Once) -> list[tuple[str, int]]:
         made: list[tuple[str, int]] = []
 
+        async def built(task: SweTask, *_: Any) -> Built:
+            return Built(task)
+
         async def _once(self: Attempter, built: Any, index: int) -> Attempt:
             made.append((built.task.instance_id, index))
             return once(built.task.instance_id, index)
 
         monkeypatch.setattr(attempts_module.Attempter, "_once", _once)
-        monkeypatch.setattr(run_module, "build_task", lambda task, _cache, _tell: Built(task))
+        monkeypatch.setattr(run_module, "prepare_task", built)
         return made
 
     return use
@@ -95,12 +98,12 @@ async def test_a_task_that_cannot_be_built_is_no_failure_of_the_model(
 ) -> None:
     scripted(lambda task, index: attempt(task, index))
 
-    def build(task: SweTask, _cache: Any, _tell: Any) -> Built:
+    async def build(task: SweTask, *_: Any) -> Built:
         if task.instance_id == TASKS[1]:
             raise BuildError("no network")
         return Built(task)
 
-    monkeypatch.setattr(run_module, "build_task", build)
+    monkeypatch.setattr(run_module, "prepare_task", build)
     done = await go(tmp_path, n=1)
     assert [a.status for a in done] == ["resolved", "infra_error", "resolved"]
 

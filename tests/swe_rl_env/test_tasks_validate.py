@@ -146,12 +146,12 @@ async def test_a_stopped_campaign_goes_on(runs: Script, tmp_path: Path, monkeypa
     tasks = [get_task(name) for name in (TASK, "pypi__parse-1.20.1", "npm__shell-quote-1.8.3")]
     broken = {tasks[2].instance_id}
 
-    def build(task: SweTask, _cache: Any, _tell: Any) -> Fake:
+    async def build(task: SweTask, *_: Any) -> Fake:
         if task.instance_id in broken:
             raise BuildError("no network")
         return Fake(task)
 
-    monkeypatch.setattr(campaign, "build_task", build)
+    monkeypatch.setattr(campaign, "prepare_task", build)
     plan = Plan(gold_runs=1, noop_runs=1, shuffle_seed=None)
     made = runs([good(), bad()], [bad(), bad()])
     done = await validate_tasks(tasks, Backend(), tmp_path, plan=plan)  # type: ignore[arg-type]

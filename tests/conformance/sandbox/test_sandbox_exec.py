@@ -47,9 +47,10 @@ async def test_a_signal_is_128_plus_its_number(box: SandboxHandle, name: str, nu
 
 
 async def test_a_command_starts_with_default_signal_handling(box: SandboxHandle) -> None:
-    """An ignored SIGPIPE or SIGINT survives exec and changes what programs do."""
+    """An ignored SIGPIPE or SIGINT survives exec and changes what programs do. 32 and 33 are the C library's own: make
+    and others leave them ignored, and no program can tell."""
     masks = (await box.exec(["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"])).stdout.split()
-    assert {int(mask, 16) for mask in masks[1::2]} == {0}, masks
+    assert {int(mask, 16) & ~(0b11 << 31) for mask in masks[1::2]} == {0}, masks
 
 
 async def test_a_command_that_cannot_run_exits_like_in_a_shell(box: SandboxHandle) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
-SIGKILL, SIGPIPE, SIGSTOP, SIGXFSZ = 9, 13, 19, 25
+SIGKILL, SIGSTOP = 9, 19
 MAX_MESSAGE = 4096
 MAX_FDS = 4
 
@@ -311,9 +311,13 @@ class Init:
             os.dup2(fd, number)
         if self.shielded:
             expose()
-        # Python ignores these two, and ignored signals survive exec.
-        _signal.signal(SIGPIPE, _signal.SIG_DFL)
-        _signal.signal(SIGXFSZ, _signal.SIG_DFL)
+        # Python ignores two, an owner under nohup a third, and ignored signals survive exec.
+        for number in range(1, 65):
+            if _signal.getsignal(number) == _signal.SIG_IGN:
+                try:
+                    _signal.signal(number, _signal.SIG_DFL)
+                except (OSError, ValueError):
+                    pass  # one of the C library's own
         for kind, value in request.get("rlimits", self.rlimits):
             hard = resource.getrlimit(kind)[1]
             limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
