@@ -23,12 +23,12 @@ from drivetrain.engines.scripted import ScriptedEngine, ScriptedReply
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.mcp import PATH as MCP
 from drivetrain.gateway.mcp import ToolHost
-from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.server import GatewayServer
 from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.turn import STOPPING
 from drivetrain.rollout.cross_check import cross_check
+from drivetrain.rollout.patience import patience_of
 from drivetrain.rollout.selection import Selection
 from drivetrain.sandboxes import SandboxHandle
 from drivetrain.tokens.codec import TokenCodec
@@ -220,13 +220,12 @@ class Bench:
             stack.push_async_callback(server.aclose)
             await server.listen_unix(self.folder / "up.sock")
             relay = await stack.enter_async_context(_relay(self.folder, lose))
-            patience = self.agent.preset.patience
             session, own = await gateway.open_session(
                 SessionPolicy(
                     model=MODEL,
                     max_turns=max_turns,
                     max_tokens_per_turn=max_output_tokens,
-                    patience=Patience(**msgspec.structs.asdict(patience)) if patience else None,
+                    patience=patience_of(self.agent.preset),
                 )
             )
             session.tool_host = tool_host

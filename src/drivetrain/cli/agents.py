@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import typer
 from rich.table import Table
 
 from drivetrain.cli.console import out, print_json, tell
-from swe_rl_agent.bundle import RECIPES, built_bundle
+from swe_rl_agent.bundle import RECIPES, Bundle, built_bundle
 from swe_rl_agent.preset import Preset
 from swe_rl_agent.registry import get_agent, get_preset, list_agents
 
@@ -22,7 +21,7 @@ def ls(json_output: bool = typer.Option(False, "--json", help="Print as JSON."))
 
     What the tests say about each is in docs/agents.md. Give a preset file of your own wherever an agent is named.
     """
-    lines = [_line(get_preset(name)) for name in list_agents()]
+    lines = [_line(preset, _built(preset)) for preset in map(get_preset, list_agents())]
     if json_output:
         print_json(lines)
         return
@@ -57,29 +56,31 @@ def build(
         bundle = agent.prepare(None, tell)
         if check and bundle.mounted:
             bundle.verify(full=True)
-        lines.append(_line(get_preset(each), bundle.path))
+        lines.append(_line(get_preset(each), bundle))
         if not json_output:
             out.print(f"{bundle.name} {bundle.version}  {bundle.bytes / 1e6:.0f} MB  {bundle.sha256}", markup=False)
     if json_output:
         print_json(lines)
 
 
-def _line(preset: Preset, path: Path | None = None) -> dict[str, Any]:
+def _built(preset: Preset) -> Bundle | None:
+    """The preset's bundle where the cache holds it."""
+    return built_bundle(preset.bundle) if preset.bundle in RECIPES else None
+
+
+def _line(preset: Preset, bundle: Bundle | None) -> dict[str, Any]:
     """What is known of one agent; ``status`` is ``built``, ``not built`` or ``own`` (a preset that brings its own)."""
-    if preset.bundle not in RECIPES:
-        bundle, version, status = None, "-", "own"
-    else:
-        bundle = built_bundle(preset.bundle)
-        version, status = RECIPES[preset.bundle].version, "built" if bundle is not None else "not built"
+    recipe = RECIPES.get(preset.bundle)
+    built = "built" if bundle is not None else "not built"
     return {
         "name": preset.name,
-        "version": version,
+        "version": recipe.version if recipe is not None else "-",
         "dialect": preset.dialect,
         "variants": sorted(preset.variants),
         "mcp": preset.tools is not None,
-        "status": status,
+        "status": "own" if recipe is None else built,
         "sha256": bundle.sha256 if bundle is not None else None,
         "bytes": bundle.bytes if bundle is not None else None,
         "runtime": bundle.runtime if bundle is not None else None,
-        "path": str(path or (bundle.path if bundle is not None else "")) or None,
+        "path": str(bundle.path) if bundle is not None else None,
     }

@@ -69,14 +69,14 @@ def _calls(turns: Sequence[Turn], own: Sequence[Turn], work: LoggedWork) -> Iter
     for logged in work.call_ids:
         mine = logged if logged in known else next((each for each in recorded if logged.endswith(each)), None)
         if mine is None:
-            yield _finding("log_unknown_call", "log", f"tool call {logged} is in no recorded turn")
+            yield LogFinding("log_unknown_call", "log", f"tool call {logged} is in no recorded turn")
         else:
             seen.add(mine)
     if work.complete:
         for turn in own:
             for call in turn.reply.tool_calls:
                 if call.id not in seen:
-                    yield _finding("log_missing_call", f"turn {turn.id}", f"{call.name} {call.id} is not in the log")
+                    yield LogFinding("log_missing_call", f"turn {turn.id}", f"{call.name} {call.id} is not in the log")
 
 
 def _texts(
@@ -89,12 +89,12 @@ def _texts(
     besides = [_plain(text) for text in served_besides]
     for text in logged:
         if text not in recorded and not any(text.startswith(each) for each in besides):
-            yield _finding("log_unknown_text", "log", f"no recorded turn says {text[:_QUOTE]!r}")
+            yield LogFinding("log_unknown_text", "log", f"no recorded turn says {text[:_QUOTE]!r}")
     if work.complete:
         for turn in own:
             text = _plain(turn.reply.content)
             if text and not logged[text]:
-                yield _finding("log_missing_text", f"turn {turn.id}", f"{text[:_QUOTE]!r} is not in the log")
+                yield LogFinding("log_missing_text", f"turn {turn.id}", f"{text[:_QUOTE]!r} is not in the log")
             logged[text] -= 1
 
 
@@ -104,13 +104,9 @@ def _tokens(turns: Sequence[Turn], own: Sequence[Turn], work: LoggedWork) -> Ite
         return
     total = sum(turn.reply.usage.completion_tokens for turn in own)
     if total != work.output_tokens:
-        yield _finding("log_token_total", "log", f"{work.output_tokens} output tokens, {total} recorded")
+        yield LogFinding("log_token_total", "log", f"{work.output_tokens} output tokens, {total} recorded")
 
 
 def _plain(text: str) -> str:
     """Harnesses trim and re-wrap; the words are what counts."""
     return " ".join(text.split())
-
-
-def _finding(code: LogCode, where: str, detail: str) -> LogFinding:
-    return LogFinding(code, where, detail)

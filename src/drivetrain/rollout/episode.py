@@ -11,13 +11,13 @@ import msgspec
 
 from drivetrain.errors import ConfigError, DrivetrainError
 from drivetrain.gateway.core import Gateway
-from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.turn import STOPPING
 from drivetrain.rollout.config import EpisodeSpec, RolloutConfig
 from drivetrain.rollout.cross_check import LogFinding, cross_check
 from drivetrain.rollout.mask_guard import MaskGuard
+from drivetrain.rollout.patience import patience_of
 from drivetrain.rollout.result import RolloutResult, RolloutStatus
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.selection import Selection
@@ -184,14 +184,13 @@ class EpisodeRunner:
     def _policy(self, spec: EpisodeSpec) -> SessionPolicy:
         config = self._config
         assert self._gateway is not None
-        patience = self._harnesses[spec.agent].preset.patience
         return SessionPolicy(
             model=self._gateway.model,
             temperature=config.temperature,
             max_turns=config.max_turns,
             max_tokens_per_turn=config.max_tokens,
             seed=spec.seed,
-            patience=Patience(**msgspec.structs.asdict(patience)) if patience is not None else None,
+            patience=patience_of(self._harnesses[spec.agent].preset),
         )
 
     def _keep_logs(self, spec: EpisodeSpec, outcome: HarnessOutcome) -> None:

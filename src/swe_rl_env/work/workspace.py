@@ -62,11 +62,11 @@ async def open_workspace(
         BuildError: the history in the task's image cannot be flattened.
         SandboxError: the sandbox did not start or the upload failed; nothing is left behind.
     """
+    repo = built.task.checkout
     if built.task.image is not None:
-        image, repo = built.task.image, built.task.checkout
+        image = built.task.image
         env = dict(extra_env or {})  # the image has its own
     else:
-        repo = built.task.checkout
         env = {**built.environment.variables(built.task, repo), **(extra_env or {})}
     spec = SandboxSpec(
         image=image,

@@ -27,7 +27,6 @@ from drivetrain.errors import ConfigError
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.mcp import PATH as MCP
 from drivetrain.gateway.model import load_codec
-from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.server import GatewayServer
 from drivetrain.rollout.openenv.result import (
@@ -39,6 +38,7 @@ from drivetrain.rollout.openenv.result import (
 )
 from drivetrain.rollout.openenv.steps import CallerSteps
 from drivetrain.rollout.openenv.tools import SessionTools, serve_tools
+from drivetrain.rollout.patience import patience_of
 from drivetrain.rollout.socket_folder import socket_folder
 from drivetrain.sandboxes.protocol import Limits, Mount, NetworkPolicy, SandboxBackend, SandboxHandle, SandboxSpec
 from drivetrain.sandboxes.registry import get_backend
@@ -249,14 +249,13 @@ class CLIAgentAdapter(CLIHarnessAdapter):  # type: ignore[misc]  # openenv ships
         return {"temperature": 1.0, "seed": None, "max_tokens": self._max_tokens, **limits.sampling}
 
     def _policy(self, model: str, sampling: Mapping[str, Any], limits: HarnessRunLimits) -> SessionPolicy:
-        patience = self._harness.preset.patience
         return SessionPolicy(
             model=model,
             temperature=sampling["temperature"],
             seed=sampling["seed"],
             max_turns=limits.max_turns,
             max_tokens_per_turn=sampling["max_tokens"],
-            patience=Patience(**msgspec.structs.asdict(patience)) if patience is not None else None,
+            patience=patience_of(self._harness.preset),
         )
 
 
