@@ -75,8 +75,8 @@ def _write(folder: Path, path: str, executable: bool, data: bytes) -> None:
     target.chmod(0o755 if executable else 0o644)
 
 
-def _make_base(task: SweTask, base: Files, repo: Path) -> None:
-    """Write the checkout and its single commit, and check the commit id."""
+def commit_base(base: Files, repo: Path) -> str:
+    """Write a checkout with its single commit into a new folder; the commit id, which depends on the files only."""
     repo.mkdir()
     for path, (executable, data) in base.items():
         _write(repo, path, executable, data)
@@ -85,7 +85,12 @@ def _make_base(task: SweTask, base: Files, repo: Path) -> None:
     git(["config", "core.logAllRefUpdates", "false"], cwd=repo)
     git(["add", "-A", "-f"], cwd=repo)
     git(["commit", "-q", "--no-verify", "-m", "base"], cwd=repo, env=_IDENTITY)
-    got = git(["rev-parse", "HEAD"], cwd=repo).decode().strip()
+    return git(["rev-parse", "HEAD"], cwd=repo).decode().strip()
+
+
+def _make_base(task: SweTask, base: Files, repo: Path) -> None:
+    """Write the checkout and its single commit, and check the commit id."""
+    got = commit_base(base, repo)
     if got != task.base_commit:
         raise ChecksumMismatch(f"{task.instance_id}: base commit is {got}, expected {task.base_commit}.")
     for line in git(["ls-tree", "-r", "-z", "HEAD"], cwd=repo).split(b"\0"):
@@ -95,8 +100,8 @@ def _make_base(task: SweTask, base: Files, repo: Path) -> None:
                 raise BuildError(f"{task.instance_id}: git attributes change the bytes of {path_b.decode()}.")
 
 
-def _patch(task: SweTask, repo: Path, fix: Files, paths: tuple[str, ...], sha256: str, name: str) -> bytes:
-    """The difference between base and fix on ``paths`` only; leaves the checkout as it was."""
+def diff_between(repo: Path, fix: Files, paths: tuple[str, ...]) -> bytes:
+    """The difference between a checkout of :func:`commit_base` and ``fix`` on ``paths`` only; leaves it as it was."""
     for path in paths:
         (repo / path).unlink(missing_ok=True)
         if path in fix:
@@ -105,6 +110,11 @@ def _patch(task: SweTask, repo: Path, fix: Files, paths: tuple[str, ...], sha256
     patch = git([*_DIFF, *paths], cwd=repo)
     git(["reset", "-q", "--hard"], cwd=repo)
     git(["clean", "-q", "-ffdx"], cwd=repo)
+    return patch
+
+
+def _patch(task: SweTask, repo: Path, fix: Files, paths: tuple[str, ...], sha256: str, name: str) -> bytes:
+    patch = diff_between(repo, fix, paths)
     got = hashlib.sha256(patch).hexdigest()
     if got != sha256:
         raise ChecksumMismatch(f"{task.instance_id}: sha256 of the {name} patch is {got}, expected {sha256}.")

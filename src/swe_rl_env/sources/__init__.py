@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drivetrain.cache import build_once
 from swe_rl_env.errors import BuildError, ChecksumMismatch
-from swe_rl_env.sources import npm, pypi
+from swe_rl_env.sources import generated, npm, pypi
 from swe_rl_env.tasks.model import Archive
 
 __all__ = ["fetch"]
@@ -20,7 +20,7 @@ def fetch(archive: Archive, cache: Path) -> Path:
         ChecksumMismatch: the registry served other bytes than the task was measured with.
         BuildError: the archive could not be downloaded.
     """
-    download = {"pypi": pypi.download, "npm": npm.download}[archive.registry]
+    download = {"pypi": pypi.download, "npm": npm.download, "local": generated.download}[archive.registry]
 
     def build(folder: Path) -> None:
         path = download(archive, folder)

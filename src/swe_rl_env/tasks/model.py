@@ -14,7 +14,8 @@ import msgspec
 
 from drivetrain.errors import ConfigError
 
-Registry = Literal["pypi", "npm"]
+Registry = Literal["pypi", "npm", "local"]
+"""``local``: archives that a generator of this package put into the cache (:mod:`swe_rl_env.sources.generated`)."""
 
 
 class InstallConfig(msgspec.Struct, frozen=True, kw_only=True):
