@@ -82,6 +82,7 @@ def test_validate_fills_the_quarantine_that_ls_respects(tmp_path: Path, monkeypa
         kind = kinds.get(built.instance_id, "fit")
         problems = () if kind == "fit" else ("because",)
         assert (options["gold_runs"], options["noop_runs"], options["shuffle_seed"]) == (2, 2, None)
+        assert options["image"] == "some/image"
         return Validation(instance_id=built.instance_id, kind=kind, problems=problems, flaky=(), gold=(), noop=())
 
     async def same(task: SweTask, _backend: Any, _cache: Any, _tell: Any) -> SweTask:
@@ -89,10 +90,15 @@ def test_validate_fills_the_quarantine_that_ls_respects(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(campaign, "prepare_task", same)
     monkeypatch.setattr(campaign, "validate_task", fake)
-    options = ["-n", "2", "--no-shuffle", "-o", str(tmp_path / "report"), "-c", "4"]
+    page = tmp_path / "page.md"
+    options = ["-n", "2", "--no-shuffle", "-o", str(tmp_path / "report"), "-c", "4", "--image", "some/image"]
+    options += ["--report", str(page)]
+    page.write_text("no place for a table")
+    assert run("validate", *options).exit_code == 2 and not (tmp_path / "report").exists(), "before anything is run"
+    page.unlink()
     done = run("validate", *options)
     assert done.exit_code == 1, done.output
-    assert "30 of 31 tasks are fit" in done.stdout
+    assert "30 of 31 tasks are fit" in done.stdout and done.stdout.strip() in page.read_text()
     assert f"{TASK}: flaky (because)" in done.stderr
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
         "checked.jsonl",

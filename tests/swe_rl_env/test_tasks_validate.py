@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from drivetrain.errors import ConfigError
 from drivetrain.sandboxes import SandboxBackend, SandboxGone
 from swe_rl_env import BuiltTask, Grade, get_task, validate_task
 from swe_rl_env.errors import BuildError
 from swe_rl_env.grading import campaign, validate
-from swe_rl_env.grading.campaign import Plan, markdown, quarantined, read_checked, summary, validate_tasks
+from swe_rl_env.grading.campaign import Plan, known_elsewhere, read_checked, validate_tasks
+from swe_rl_env.grading.campaign_report import BEGIN, END, markdown, quarantined, summary, write_table
 from swe_rl_env.inside.pytest_runner import shuffled
 from swe_rl_env.tasks.model import SweTask
 
@@ -60,7 +62,9 @@ Script = Callable[..., list[str]]
 def runs(monkeypatch: pytest.MonkeyPatch) -> Script:
     """Grades by what is graded; returns the list of runs made."""
 
-    def use(gold: Sequence[Grade], noop: Sequence[Grade], other: Sequence[Grade] = ()) -> list[str]:
+    def use(
+        gold: Sequence[Grade], noop: Sequence[Grade], other: Sequence[Grade] = (), use_image: str | None = None
+    ) -> list[str]:
         made: list[str] = []
         queues = {"gold": list(gold), "noop": list(noop), "other": list(other) or [good()] * 9}
 
@@ -68,11 +72,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Script:
             made.append(kind)
             return queues[kind].pop(0)
 
-        async def oracle(_built: Any, _backend: Any) -> tuple[bytes, Grade]:
+        async def oracle(_built: Any, _backend: Any, _image: Any) -> tuple[bytes, Grade]:
             return b"gold", take("gold")
 
-        async def grade(_built: Any, patch: bytes, _backend: Any, *, run_empty: bool, shuffle_seed: Any) -> Grade:
-            assert run_empty
+        async def grade(
+            _built: Any, patch: bytes, _backend: Any, *, image: Any, run_empty: bool, shuffle_seed: Any
+        ) -> Grade:
+            assert run_empty and image == use_image
             return take("other" if shuffle_seed is not None else "gold" if patch else "noop")
 
         monkeypatch.setattr(validate, "_oracle", oracle)
@@ -177,12 +183,53 @@ async def test_a_stopped_campaign_goes_on(runs: Script, tmp_path: Path, monkeypa
     assert report["pass_rate"] == {TASK: 1.0, "pypi__parse-1.20.1": 0.0, "npm__shell-quote-1.8.3": 1.0}
     json.dumps(report)
     table = markdown(again, plan)
-    assert table.startswith("2 of 3 tasks are fit.") and "unsolvable: gold run 1: tests_failed" in table
+    assert table.startswith("2 of 3 tasks are fit in fake.") and "unsolvable: gold run 1: tests_failed" in table
     assert table.count("\n| ") == 4
 
 
+async def test_results_of_two_kinds_of_sandbox_stand_side_by_side(
+    runs: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Container(Backend):
+        name = "boxed"
+
+    async def build(task: SweTask, *_: Any) -> Fake:
+        return Fake(task)
+
+    monkeypatch.setattr(campaign, "prepare_task", build)
+    plan, tasks = Plan(gold_runs=1, noop_runs=1, shuffle_seed=None), [get_task(TASK), get_task("pypi__parse-1.20.1")]
+    runs([good()], [bad()])
+    first = await validate_tasks(tasks[:1], Backend(), tmp_path, plan=plan)  # type: ignore[arg-type]
+    made = runs([bad(), good()], [bad(), bad()], use_image="debian")
+    other = await validate_tasks(tasks, Container(), tmp_path, plan=plan, image="debian")  # type: ignore[arg-type]
+    assert len(made) == 4, "another place is another question"
+    assert known_elsewhere(tmp_path, tasks, plan, "boxed") == first
+    assert known_elsewhere(tmp_path, tasks, Plan(), "boxed") == [], "another plan says nothing about this one"
+    assert known_elsewhere(tmp_path, tasks, plan, "fake") == other
+    text, _, head, _, *rows = markdown([*first, *other], plan).splitlines()
+    assert text.startswith("1 of 1 tasks are fit in fake, 1 of 2 tasks are fit in boxed (image debian). ")
+    assert head.count("fake: ") == head.count("boxed: ") == 4
+    assert [len(row.split(" | ")) for row in (head, *rows)] == [13] * 3
+    assert rows[0].endswith("| fake: fit; boxed: unsolvable: gold run 1: tests_failed () |")
+    assert rows[1].endswith("| - | - | - | - | 1/1 | 1/1 | - | 0.0 | fit |")
+
+
+def test_the_table_goes_between_the_marks_of_a_document(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    write_table(page, "one\n")
+    assert page.read_text() == f"{BEGIN}\n\none\n\n{END}\n"
+    page.write_text(f"before\n{page.read_text()}after\n")
+    write_table(page, "two \\1\n")
+    assert page.read_text() == f"before\n{BEGIN}\n\ntwo \\1\n\n{END}\nafter\n"
+    for wrong in ("no marks", f"{END} {BEGIN}", f"{BEGIN} {BEGIN} {END}"):
+        page.write_text(wrong)
+        with pytest.raises(ConfigError, match="does not say where"):
+            write_table(page, "x\n")
+        assert page.read_text() == wrong
+
+
 async def test_a_sandbox_that_dies_under_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def dies(_built: Any, _backend: Any) -> Any:
+    async def dies(_built: Any, _backend: Any, _image: Any) -> Any:
         raise SandboxGone("killed")
 
     monkeypatch.setattr(validate, "_oracle", dies)

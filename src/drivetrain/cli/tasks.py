@@ -177,9 +177,16 @@ def validate(
     shuffle: bool = typer.Option(True, help="One more run with the tests in another order, where the runner can."),
     seed: int = typer.Option(0, help="Draws that order."),
     sandbox: str = typer.Option("local", "--sandbox", help="Sandbox backend."),
+    image: str | None = typer.Option(None, help="Image that its sandboxes start from; default: the backend's."),
     concurrency: int = typer.Option(1, "--concurrency", "-c", help="Tasks at a time."),
     folder: Path | None = typer.Option(
         None, "--out", "-o", help="Report folder; default `validation` in the cache folder."
+    ),
+    report: Path | None = typer.Option(
+        None,
+        "--report",
+        help="Write the table into this file too, with what --out knows of the same runs in other kinds of sandbox. In "
+        "a document that exists it goes between the lines `<!-- tasks validate: begin -->` and `... end -->`.",
     ),
     quarantine: Path | None = options.QUARANTINE,
     json_output: bool = options.JSON,
@@ -197,8 +204,10 @@ def validate(
         shuffle=shuffle,
         seed=seed,
         sandbox=sandbox,
+        image=image,
         concurrency=concurrency,
         folder=folder,
+        table=report,
         quarantine=quarantine,
         json_output=json_output,
     )

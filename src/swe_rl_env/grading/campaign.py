@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from drivetrain.sandboxes.protocol import SandboxBackend
 from swe_rl_env.building.prepare import prepare_task
 from swe_rl_env.grading.validate import Kind, Validation, validate_task
 from swe_rl_env.tasks.model import SweTask
-from swe_rl_env.tasks.quarantine import Entry
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +30,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the report.
 
     ``gold`` and ``noop`` are outcome reasons, one per run; ``shuffled`` that of the run in another order. ``seconds``
-    are wall time of all runs, ``suite_s`` of one (the median of the gold runs). ``key`` changes when the task or the
-    plan does: such a task is validated anew.
+    are wall time of all runs, ``suite_s`` of one (the median of the gold runs). ``backend`` and ``image`` (empty: the
+    backend's default) say what it ran in. ``key`` changes with task, plan, backend and image: then all is run anew.
     """
 
     instance_id: str
@@ -50,6 +48,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     suite_s: float = 0.0
     backend: str = ""
+    image: str = ""
     key: str = ""
 
     @property
@@ -64,6 +63,7 @@ async def validate_tasks(
     folder: Path,
     *,
     plan: Plan | None = None,
+    image: str | None = None,
     concurrency: int = 1,
     on_done: Callable[[Checked, int, int], None] = lambda _c, _n, _m: None,
     tell: Progress = silent,
@@ -72,6 +72,7 @@ async def validate_tasks(
 
     Args:
         folder: ``checked.jsonl`` in it grows by one line per finished task.
+        image: that the sandboxes of tasks made from archives start from; None = the backend's default.
         on_done: called with a result, how many are done, and how many there are in all.
 
     A task whose build or sandbox fails is recorded as ``infrastructure``, and validated again the next time.
@@ -84,12 +85,12 @@ async def validate_tasks(
     gate = asyncio.Semaphore(concurrency)
 
     async def one(task: SweTask) -> None:
-        key = _key(task, plan, backend)
+        key = _key(task, plan, backend.name, image or "")
         if key in known:
             results[task.instance_id] = known[key]
             return
         async with gate:
-            checked = await _check(task, backend, plan, key, tell)
+            checked = await _check(task, backend, plan, image, key, tell)
         append_line(log, checked)
         results[task.instance_id] = checked
         on_done(checked, len(results), len(tasks))
@@ -105,26 +106,49 @@ def read_checked(folder: Path) -> list[Checked]:
     return read_lines(folder / "checked.jsonl", Checked)
 
 
-def _key(task: SweTask, plan: Plan, backend: SandboxBackend) -> str:
-    return content_key("validate-1", msgspec.to_builtins(task), msgspec.to_builtins(plan), backend.name)
+def known_elsewhere(folder: Path, tasks: Sequence[SweTask], plan: Plan, backend: str) -> list[Checked]:
+    """What the folder knows of the same tasks and plan in other kinds of sandbox than ``backend``, newest of each."""
+    by_id = {task.instance_id: task for task in tasks}
+    found: dict[tuple[str, str], Checked] = {}
+    for c in read_checked(folder):
+        task = by_id.get(c.instance_id)
+        if task is not None and c.backend != backend and c.key == _key(task, plan, c.backend, c.image):
+            found[c.backend, c.instance_id] = c
+    return list(found.values())
 
 
-async def _check(task: SweTask, backend: SandboxBackend, plan: Plan, key: str, tell: Progress) -> Checked:
+def _key(task: SweTask, plan: Plan, backend: str, image: str) -> str:
+    """Of what the runs depend on: a new statement or note about a task leaves its results standing."""
+    private = task.private
+    what = (task.base_commit, task.image, task.workdir, task.source_dir, task.python_version)
+    patches = (private.archives, private.patch, private.test_patch)
+    measured = msgspec.to_builtins((*what, *patches, private.expected, len(private.fail_to_pass), task.install))
+    return content_key("validate-2", task.instance_id, measured, msgspec.to_builtins(plan), backend, image)
+
+
+async def _check(
+    task: SweTask, backend: SandboxBackend, plan: Plan, image: str | None, key: str, tell: Progress
+) -> Checked:
     started = time.monotonic()
     try:
         built = await prepare_task(task, backend, None, tell)
         done = await validate_task(
-            built, backend, gold_runs=plan.gold_runs, noop_runs=plan.noop_runs, shuffle_seed=plan.shuffle_seed
+            built,
+            backend,
+            gold_runs=plan.gold_runs,
+            noop_runs=plan.noop_runs,
+            shuffle_seed=plan.shuffle_seed,
+            image=image,
         )
     except DrivetrainError as error:
         reason = f"{type(error).__name__}: {error}"
         done = Validation(
             instance_id=task.instance_id, kind="infrastructure", problems=(reason,), flaky=(), gold=(), noop=()
         )
-    return _line(task, done, backend.name, key, time.monotonic() - started)
+    return _line(task, done, backend.name, image or "", key, time.monotonic() - started)
 
 
-def _line(task: SweTask, done: Validation, backend: str, key: str, seconds: float) -> Checked:
+def _line(task: SweTask, done: Validation, backend: str, image: str, key: str, seconds: float) -> Checked:
     runs = sorted(g.timings.get("run", 0.0) for g in done.gold)
     return Checked(
         instance_id=task.instance_id,
@@ -141,55 +165,6 @@ def _line(task: SweTask, done: Validation, backend: str, key: str, seconds: floa
         seconds=round(seconds, 1),
         suite_s=round(runs[len(runs) // 2], 2) if runs else 0.0,
         backend=backend,
+        image=image,
         key=key,
     )
-
-
-def quarantined(results: Sequence[Checked]) -> dict[str, Entry]:
-    """Entries of the quarantine file for the tasks that are not fit."""
-    return {
-        c.instance_id: Entry(kind=c.kind, reasons=c.reasons[:20], backend=c.backend) for c in results if c.kind != "fit"
-    }
-
-
-def summary(results: Sequence[Checked], plan: Plan) -> dict[str, object]:
-    """The report as JSON-ready data."""
-    kinds = Counter(c.kind for c in results)
-    return {
-        "plan": msgspec.to_builtins(plan),
-        "tasks": len(results),
-        "kinds": dict(sorted(kinds.items())),
-        "pass_rate": {c.instance_id: c.gold_rate for c in results if c.gold_rate is not None},
-        "results": [msgspec.to_builtins(c) for c in results],
-    }
-
-
-def markdown(results: Sequence[Checked], plan: Plan) -> str:
-    """The report as a Markdown table with a line of totals."""
-    fit = sum(c.kind == "fit" for c in results)
-    order = sum(bool(c.order_dependent) for c in results)
-    backends = ", ".join(sorted({c.backend for c in results}))
-    shuffled = ", one more with the reference fix in another order" if plan.shuffle_seed is not None else ""
-    lines = [
-        f"{fit} of {len(results)} tasks are fit. Each was graded {plan.gold_runs} times with the reference fix and "
-        f"{plan.noop_runs} times without{shuffled} (sandbox: {backends}). A task is fit when the fix resolves it every "
-        f"time, no FAIL_TO_PASS test passes without it, and no verdict varies between equal runs; {order} have tests "
-        "that depend on their order, which is a remark: graded runs keep the suite's own order.",
-        "",
-        "| task | language | F2P | P2P | gold | no-op | other order | suite, s | result |",
-        "|---|---|---:|---:|---|---|---|---:|---|",
-    ]
-    for c in results:
-        good, bad = c.gold.count("resolved"), c.noop.count("tests_failed")
-        remark = f"fit, {len(c.order_dependent)} order-dependent" if c.kind == "fit" and c.order_dependent else c.kind
-        why = f": {_cell(c.reasons[0])}" if c.reasons else ""
-        lines.append(
-            f"| {c.instance_id} | {c.language} | {c.fail_to_pass} | {c.pass_to_pass} | {good}/{len(c.gold)} "
-            f"| {bad}/{len(c.noop)} | {c.shuffled or '-'} | {c.suite_s:.1f} | {remark}{why} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str, length: int = 120) -> str:
-    flat = " ".join(text.replace("|", "\\|").split())
-    return flat if len(flat) <= length else flat[: length - 1] + "…"

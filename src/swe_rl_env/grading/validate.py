@@ -55,6 +55,7 @@ async def validate_task(
     gold_runs: int = 3,
     noop_runs: int = 3,
     shuffle_seed: int | None = 0,
+    image: str | None = None,
 ) -> Validation:
     """Run the oracle as an agent, then grade its patch and the empty one several times, suites included.
 
@@ -62,20 +63,21 @@ async def validate_task(
 
     Args:
         shuffle_seed: order of one more gold run; None for none.
+        image: that the sandboxes start from; None = the backend's default. An image's task has its own.
     """
     started = time.monotonic()
-    patch, first = await _retried(lambda: _oracle(built, backend))
+    patch, first = await _retried(lambda: _oracle(built, backend, image))
     gold = [first]
     if first.outcome != "error":
         for _ in range(gold_runs - 1):
-            gold.append(await _graded(built, patch, backend))
+            gold.append(await _graded(built, patch, backend, image))
     noop: list[Grade] = []
     if not _errors(gold):
         for _ in range(noop_runs):
-            noop.append(await _graded(built, b"", backend))
+            noop.append(await _graded(built, b"", backend, image))
     shuffled = None
     if shuffle_seed is not None and can_shuffle(built) and not _errors([*gold, *noop]):
-        shuffled = await _graded(built, patch, backend, shuffle_seed)
+        shuffled = await _graded(built, patch, backend, image, shuffle_seed)
     flaky = _varying(gold) | _varying(noop)
     kind, problems = _judge(gold, noop, flaky, oracle_differs=first.outcome != "error" and patch != built.gold_patch)
     differs = shuffled is not None and shuffled.outcome != "error" and not flaky
@@ -92,8 +94,8 @@ async def validate_task(
     )
 
 
-async def _oracle(built: BuiltTask, backend: SandboxBackend) -> tuple[bytes, Grade]:
-    workspace = await open_workspace(backend, built)
+async def _oracle(built: BuiltTask, backend: SandboxBackend, image: str | None) -> tuple[bytes, Grade]:
+    workspace = await open_workspace(backend, built, image=image)
     try:
         await AGENTS["oracle"](workspace, built)
         return await grade_workspace(workspace, built, backend)
@@ -101,9 +103,11 @@ async def _oracle(built: BuiltTask, backend: SandboxBackend) -> tuple[bytes, Gra
         await workspace.close()
 
 
-async def _graded(built: BuiltTask, patch: bytes, backend: SandboxBackend, seed: int | None = None) -> Grade:
+async def _graded(
+    built: BuiltTask, patch: bytes, backend: SandboxBackend, image: str | None, seed: int | None = None
+) -> Grade:
     async def once() -> tuple[bytes, Grade]:
-        return patch, await grade(built, patch, backend, run_empty=True, shuffle_seed=seed)
+        return patch, await grade(built, patch, backend, image=image, run_empty=True, shuffle_seed=seed)
 
     return (await _retried(once))[1]
 
