@@ -15,7 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from drivetrain.cli import engine_options as engines
+from drivetrain.cli import task_options as options
 from drivetrain.cli.console import err, out, print_json, tell
+from drivetrain.cli.task_options import TaskChoice, make_filters
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import DEFAULT_TRAIN_LABELS, Dtype, EpisodeSpec, RolloutConfig, episodes_of
 from drivetrain.rollout.mask_guard import MaskedFractionExceeded, MaskGuard
@@ -24,7 +26,7 @@ from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.runner import run_rollouts
 from drivetrain.rollout.stack import open_stack
 from drivetrain.trace.turn import Label
-from swe_rl_env.tasks.catalog import load_tasks
+from swe_rl_env.tasks.model import SweTask
 
 
 class Reasoning(enum.StrEnum):
@@ -39,7 +41,17 @@ def rollout(
         ..., "--agent", "-a", help="A name, a preset file (*.toml), oracle (applies the fix) or noop; may be repeated."
     ),
     task: list[str] = typer.Option([], "--task", "-t", help="Task id; may be repeated. See `drivetrain tasks ls`."),
-    all_tasks: bool = typer.Option(False, "--all-tasks", help="Every task."),
+    all_tasks: bool = typer.Option(False, "--all-tasks", help="Every task that the filters leave."),
+    source: str | None = options.SOURCE,
+    format: str | None = options.FORMAT,
+    language: list[str] = options.LANGUAGE,
+    repo: list[str] = options.REPO,
+    difficulty: list[str] = options.DIFFICULTY,
+    max_lines: int | None = options.MAX_LINES,
+    split: str | None = options.SPLIT,
+    include_quarantined: bool = options.QUARANTINED,
+    quarantine: Path | None = options.QUARANTINE,
+    allow_benchmarks: bool = options.ALLOW_BENCHMARKS,
     n: int = typer.Option(1, "-n", help="Rollouts per task and agent (a GRPO group)."),
     model: str = typer.Option("SmolLM2-135M-Instruct", "--model", "-m", help="Bundled model name or model directory."),
     sandbox: str = typer.Option("local", "--sandbox", help="Sandbox backend."),
@@ -83,8 +95,21 @@ def rollout(
     """
     if bool(task) == all_tasks:
         raise ConfigError("name tasks with --task, or take every one with --all-tasks (not both).")
+    filters = make_filters(split, languages=language, repos=repo, difficulties=difficulty, max_lines=max_lines)
+    choice = TaskChoice(
+        source=source,
+        format=format,
+        ids=tuple(task),
+        filters=filters,
+        quarantine=quarantine,
+        purpose="train",
+        allow_benchmarks=allow_benchmarks,
+    )
+    tasks = choice.load(include_quarantined=include_quarantined)
+    if not tasks:
+        raise ConfigError("No task is left after the filters.")
     config = RolloutConfig(
-        tasks=tuple(t.instance_id for t in load_tasks()) if all_tasks else tuple(task),
+        tasks=tuple(chosen.instance_id for chosen in tasks),
         agents=tuple(agent),
         n=n,
         model=model,
@@ -101,10 +126,11 @@ def rollout(
         dtype=cast("Dtype", dtype),
         threads=threads,
         seed=seed,
+        source=source,
         train_labels=cast("tuple[Label, ...]", tuple(train_label)),
         max_masked_fraction=max_masked_fraction,
     )
-    results, run, guard = asyncio.run(_run(config, out_dir))
+    results, run, guard = asyncio.run(_run(config, tasks, out_dir))
     if json_output:
         print_json({"run": str(run.path), "results": [_brief(result) for result in results]})
     else:
@@ -120,10 +146,12 @@ def rollout(
         raise typer.Exit(1)
 
 
-async def _run(config: RolloutConfig, out_dir: Path | None) -> tuple[list[RolloutResult], RunDir, MaskGuard]:
+async def _run(
+    config: RolloutConfig, tasks: Sequence[SweTask], out_dir: Path | None
+) -> tuple[list[RolloutResult], RunDir, MaskGuard]:
     specs = episodes_of(config)
     run = RunDir.create(out_dir)
-    async with open_stack(config, run, tell) as runner:
+    async with open_stack(config, run, tell, tasks=tasks) as runner:
         with _progress(len(specs)) as (started, finished):
             try:
                 results = await run_rollouts(

@@ -38,11 +38,18 @@ QUARANTINED = typer.Option(False, "--include-quarantined", help="Keep tasks that
 QUARANTINE = typer.Option(
     None, "--quarantine", help="Quarantine file; default $DRIVETRAIN_QUARANTINE, else in the cache folder."
 )
+ALLOW_BENCHMARKS = typer.Option(
+    False, "--allow-benchmarks", help="Take tasks of a public benchmark; no later result on it means anything then."
+)
 JSON = typer.Option(False, "--json", help="Print as JSON.")
 
 
 class TaskChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A source, filters and names, as given on the command line."""
+    """A source, filters and names, as given on the command line.
+
+    ``purpose`` is what the tasks are for: tasks of public benchmarks are refused as training data, unless
+    ``allow_benchmarks``.
+    """
 
     source: str | None = None
     format: str | None = None
@@ -50,8 +57,10 @@ class TaskChoice(msgspec.Struct, frozen=True, kw_only=True):
     filters: Filters = Filters()
     rates: Path | None = None
     quarantine: Path | None = None
+    purpose: Purpose = "evaluate"
+    allow_benchmarks: bool = False
 
-    def read(self, purpose: Purpose = "evaluate") -> Loaded:
+    def read(self) -> Loaded:
         """Every row of the source.
 
         Raises:
@@ -59,7 +68,8 @@ class TaskChoice(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError(f"There is no task format {self.format!r}.", fix=f"Known: {', '.join(FORMATS)}.")
-        return load_source(parse_source(self.source), purpose=purpose, fmt=self.format)
+        source = parse_source(self.source)
+        return load_source(source, purpose=self.purpose, force=self.allow_benchmarks, fmt=self.format)
 
     def load(self, *, include_quarantined: bool = False) -> list[SweTask]:
         """The chosen tasks. Says on stderr how many rows are no tasks and how many tasks are in quarantine.

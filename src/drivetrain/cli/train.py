@@ -11,7 +11,9 @@ import typer
 from rich.table import Table
 
 from drivetrain.cli import engine_options as engines
+from drivetrain.cli import task_options as options
 from drivetrain.cli.console import out, print_json, tell
+from drivetrain.cli.task_options import TaskChoice
 from drivetrain.engines.models import DEFAULT_MODEL, resolve_model
 from drivetrain.engines.open import REMOTE, EngineKind, EngineSpec
 from drivetrain.errors import ConfigError
@@ -19,6 +21,7 @@ from drivetrain.rollout.config import RolloutConfig
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.training.report import TrainReport
 from drivetrain.training.versions import require_trl
+from swe_rl_env.tasks.model import SweTask
 
 TOLERANCE = 1e-4
 """Largest |log-prob difference| between trainer and sampler that fp32 explains on one machine (engines.md, 5)."""
@@ -27,6 +30,9 @@ TOLERANCE = 1e-4
 def train(
     run_dir: Path | None = typer.Option(None, "--run", "-r", help="Train on this run of `drivetrain rollout`."),
     task: list[str] = typer.Option([], "--task", "-t", help="Or: run episodes of this task now; may be repeated."),
+    source: str | None = options.SOURCE,
+    format: str | None = options.FORMAT,
+    allow_benchmarks: bool = options.ALLOW_BENCHMARKS,
     agent: list[str] = typer.Option([], "--agent", "-a", help="Agent of the live episodes; may be repeated."),
     n: int = typer.Option(2, "-n", help="Live: rollouts per task and agent in a step (the GRPO group)."),
     model: str = typer.Option(DEFAULT_MODEL, "--model", "-m", help="Live: bundled model name or model directory."),
@@ -56,6 +62,8 @@ def train(
     require_trl()
     if (run_dir is None) == (not task):
         raise ConfigError("name a recorded run with --run, or live tasks with --task and --agent (not both).")
+    if run_dir is not None and source is not None:
+        raise ConfigError("--source goes with live tasks (--task): a recorded run has its tasks in it.")
     _check_engine(engine)
     with ExitStack() as stack:
         folder = out_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-train-")))
@@ -64,8 +72,12 @@ def train(
         if run_dir is not None:
             report = _recorded(RunDir.open(run_dir), common)
         else:
+            choice = TaskChoice(
+                source=source, format=format, ids=tuple(task), purpose="train", allow_benchmarks=allow_benchmarks
+            )
+            tasks = choice.load()
             config = RolloutConfig(
-                tasks=tuple(task),
+                tasks=tuple(chosen.instance_id for chosen in tasks),
                 agents=tuple(agent),
                 n=n,
                 model=model,
@@ -76,8 +88,9 @@ def train(
                 deadline_s=deadline,
                 variant=variant,
                 threads=threads,
+                source=source,
             )
-            report = _live(config, common)
+            report = _live(config, tasks, common)
     if json_output:
         print_json(report)
     else:
@@ -116,13 +129,13 @@ def _recorded(run: RunDir, common: dict[str, Any]) -> TrainReport:
     )
 
 
-def _live(config: RolloutConfig, common: dict[str, Any]) -> TrainReport:
+def _live(config: RolloutConfig, tasks: list[SweTask], common: dict[str, Any]) -> TrainReport:
     from drivetrain.training.episodes import LiveRollouts
     from drivetrain.training.live import train_live
 
     run = RunDir.create()
     resolved = resolve_model(config.model, None, tell)
-    with LiveRollouts(config, resolved, run, tell) as live:
+    with LiveRollouts(config, resolved, run, tell, tasks) as live:
         report = train_live(
             live.make_source,
             live.tasks,

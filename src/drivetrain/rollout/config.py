@@ -30,6 +30,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     models. ``engine`` says what samples; ``dtype`` and ``threads`` are the embedded engine's. ``seed`` makes sampling
     reproducible as far as the engine is. ``image`` is what the agent's and the grader's sandboxes start from; None =
     the backend's default. Each of ``agents`` is a name, or the path of a preset file.
+    ``source`` says where the tasks were read from, for the record; None = the tasks of this package.
     ``train_labels`` are the labels of the turns to train (design section 4, "Label"); ``max_masked_fraction`` is the
     share of sampled tokens that faults may cost before the run stops.
     """
@@ -51,6 +52,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Dtype = "float32"
     threads: int | None = None
     seed: int | None = None
+    source: str | None = None
     train_labels: tuple[Label, ...] = DEFAULT_TRAIN_LABELS
     max_masked_fraction: float = 0.5
 

@@ -28,25 +28,31 @@ from swe_rl_agent.harness import CLIHarness
 from swe_rl_agent.registry import get_agent
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.building.prepare import prepare_task
-from swe_rl_env.tasks.catalog import get_task
+from swe_rl_env.tasks.catalog import find_task, get_task
+from swe_rl_env.tasks.model import SweTask
 
 
 async def build_tasks(
-    ids: Sequence[str], backend: SandboxBackend, tell: Progress, cache: Path | None = None
+    tasks: Sequence[SweTask], backend: SandboxBackend, tell: Progress, cache: Path | None = None
 ) -> dict[str, BuiltTask]:
     """Build every task, or take it from the cache.
 
     Raises:
-        ConfigError: an unknown id, or an archive that is not what the task says.
+        ConfigError: an archive that is not what the task says.
         SandboxError: a task comes as an image that ``backend`` cannot start.
     """
-    wanted = [get_task(task_id) for task_id in dict.fromkeys(ids)]
-    return {task.instance_id: await prepare_task(task, backend, cache, tell) for task in wanted}
+    return {task.instance_id: await prepare_task(task, backend, cache, tell) for task in tasks}
 
 
 @asynccontextmanager
 async def open_stack(
-    config: RolloutConfig, run: RunDir, tell: Progress, *, engine: Engine | None = None, model: ModelDir | None = None
+    config: RolloutConfig,
+    run: RunDir,
+    tell: Progress,
+    *,
+    engine: Engine | None = None,
+    model: ModelDir | None = None,
+    tasks: Sequence[SweTask] | None = None,
 ) -> AsyncIterator[EpisodeRunner]:
     """Everything that episodes of a run share; gone when the context ends.
 
@@ -54,14 +60,14 @@ async def open_stack(
 
     Args:
         engine: a started engine to use instead of the one that ``config`` names; ``model`` is then its model.
+        tasks: among which the names in ``config.tasks`` are looked up; None = the tasks of this package.
 
     Raises:
         ConfigError, MissingDependency: unknown task, agent, model or sandbox; a missing program; an engine server whose
             samples cannot be trained on.
         EngineError: an engine server is not ready in time.
     """
-    for task_id in config.tasks:
-        get_task(task_id)
+    wanted = [find_task(i, tasks) if tasks is not None else get_task(i) for i in dict.fromkeys(config.tasks)]
     backend = get_backend(config.sandbox)
     chosen = [get_agent(name, variant=config.variant) for name in config.agents if name not in REFERENCE_AGENTS]
     harnesses: dict[str, CLIHarness] = {harness.name: harness for harness in chosen}
@@ -72,7 +78,7 @@ async def open_stack(
             await asyncio.to_thread(harness.prepare, None, tell)
         if config.needs_model and model is None:
             model = await asyncio.to_thread(resolve_model, config.model, None, tell)
-        tasks = await build_tasks(config.tasks, backend, tell)
+        built = await build_tasks(wanted, backend, tell)
         gateway: Gateway | None = None
         socket: Path | None = None
         probe: ProbeReport | None = None
@@ -93,7 +99,7 @@ async def open_stack(
             }
         )
         yield EpisodeRunner(
-            config, backend, tasks, harnesses, run, gateway=gateway, gateway_socket=socket, selection=selection
+            config, backend, built, harnesses, run, gateway=gateway, gateway_socket=socket, selection=selection
         )
 
 

@@ -108,7 +108,7 @@ def load_source(
         raise ConfigError(
             f"{len(held)} of {len(loaded.tasks)} tasks belong to a public benchmark ({held[0]}, ...): training on them "
             "would make every later result on it worthless.",
-            fix="Use another set, or force it.",
+            fix="Use another set, or say that this is meant (--allow-benchmarks, force=True).",
         )
     return loaded
 
