@@ -86,18 +86,22 @@ def swe_gym_row(**changes: Any) -> dict[str, Any]:
 def rebench_v1_row(**changes: Any) -> dict[str, Any]:
     return {
         **swe_bench_row(FAIL_TO_PASS=F2P, PASS_TO_PASS=P2P, FAIL_TO_FAIL=[], PASS_TO_FAIL=[]),
+        "license_name": "Apache License 2.0",
         "docker_image": "swerebench/sweb.eval.x86_64.acme_1776_abacus-12",
         "install_config": {
             "python": "3.9",
             "install": "pip install -e .[dev]",
             "pip_packages": ["pytest"],
             "packages": "requirements.txt",
+            "reqs_path": ["requirements.txt"],
             "env_vars": None,
+            "env_yml_path": None,
+            "pre_install": None,
             "no_use_env": None,
             "log_parser": "parse_log_pytest",
             "test_cmd": "pytest --no-header -rA",
         },
-        "meta": {"is_lite": True, "llm_score": {"difficulty": 2, "issue_text": 0, "test": 0}},
+        "meta": {"is_lite": True, "llm_score": {"difficulty_score": 2, "issue_text_score": 0, "test_score": 0}},
         **changes,
     }
 
@@ -119,6 +123,8 @@ def multi_swe_row(**changes: Any) -> dict[str, Any]:
         "s2p_tests": {},
         "p2p_tests": {"core.zero": run},
         "language": "go",
+        "difficulty": "easy",
+        "hints": "SECRET",
         "install_config": {"test_cmd": "go test -v ./...", "log_parser": "parse_log_gotest"},
         **changes,
     }

@@ -70,13 +70,56 @@ def test_formats_are_told_apart_by_their_columns(row: Row, dataset: str, image: 
     assert "SECRET" not in json.dumps(task.public.__struct_fields__) + task.public.problem_statement
 
 
+def test_what_the_first_swe_rebench_calls_by_other_names() -> None:
+    task = one(rebench_v1_row())
+    assert (task.license, task.difficulty) == ("Apache License 2.0", "2")
+
+
+@pytest.mark.parametrize(
+    ("repo", "version", "command", "parser"),
+    [
+        ("pallets/flask", "2.0", "pytest -rA tests/a_test.py tests/conftest.py", "parse_log_pytest"),
+        ("psf/requests", "2.3", "pytest -rA tests/a_test.py tests/conftest.py", "parse_log_pytest_options"),
+        ("matplotlib/matplotlib", "3.7", "pytest -rA tests/a_test.py tests/conftest.py", "parse_log_matplotlib"),
+        (
+            "astropy/astropy",
+            "1.3",
+            "pytest -rA -vv -o console_output_style=classic --tb=no -p no:nose tests/a_test.py tests/conftest.py",
+            "parse_log_pytest_v2",
+        ),
+        ("astropy/astropy", "5.0", "pytest -rA tests/a_test.py tests/conftest.py", "parse_log_pytest_v2"),
+        ("django/django", "1.9", "./tests/runtests.py --verbosity 2 a_test conftest", "parse_log_django"),
+        (
+            "django/django",
+            "4.2",
+            "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 a_test conftest",
+            "parse_log_django",
+        ),
+        ("python/mypy", "1.0", "pytest -n0 -rA -k 'newCase or other'", "parse_log_pytest"),
+        ("Project-MONAI/MONAI", "1.0", "pytest -rA tests/a_test.py tests/conftest.py", "parse_log_pytest"),
+    ],
+)
+def test_what_the_mother_set_runs(repo: str, version: str, command: str, parser: str) -> None:
+    """As in the benchmarks' code: files that the patch leaves behind, data files excepted."""
+    patch = "".join(f"diff --git a/{p} b/{p}\n{mode}@@ -1 +1 @@\n-a\n+[case newCase]\n+[case other]\n" for p, mode in (
+        ("tests/a_test.py", ""), ("tests/conftest.py", "new file mode 100644\n"), ("tests/data.json", ""),
+        ("tests/old_test.py", "deleted file mode 100644\n"),
+    ))  # fmt: skip
+    task = one(swe_bench_row(repo=repo, version=version, test_patch=patch))
+    assert task.install.test_cmd == [f". /opt/miniconda3/bin/activate testbed && {command}"]
+    assert task.install.log_parser == parser
+    old = repo == "django/django" and version == "1.9"
+    assert task.install.env.get("PYTHONIOENCODING") == ("utf8" if old else None)
+
+
 def test_multi_swe_lists_and_statement() -> None:
     task = one(multi_swe_row())
     assert task.instance_id == "acme__abacus-12"
     assert task.private.fail_to_pass == ("core.add", "core.new"), "a null entry is no test"
     assert task.private.pass_to_pass == ("core.zero",)
     assert task.public.problem_statement == "Adding subtracts\n\n1 + 2 gives -1."
-    assert task.public.language == "go"
+    assert (task.public.language, task.difficulty) == ("go", "easy")
+    assert one(multi_swe_row(instance_id="acme/abacus:pr-12")).instance_id == "acme__abacus-12"
 
 
 def test_a_row_without_a_command_needs_one_from_the_caller() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from drivetrain.errors import ConfigError
 from swe_rl_env import prompt_for, task_from_row
-from swe_rl_env.tasks.diffs import patch_lines, patch_paths
+from swe_rl_env.tasks.diffs import patch_lines, patch_paths, paths_after
 
 from .rows import PATCH, TEST_PATCH, v2_row
 
@@ -80,6 +80,11 @@ def test_ids_lose_colours_and_nothing_else() -> None:
         ({"install_config": {"test_cmd": ["a"]}}, "log_parser"),
         ({"install_config": "[]"}, "install_config"),
         ({"created_at": "yesterday"}, "created_at"),
+        ({"instance_id": "../../up"}, "instance_id"),
+        ({"instance_id": ""}, "instance_id"),
+        ({"instance_id": "a\nb"}, "instance_id"),
+        ({"repo": "acme/.."}, "repo"),
+        ({"repo": "acme/a b"}, "repo"),
     ],
 )
 def test_unusable_rows_are_load_errors(changes: dict[str, Any], message: str) -> None:
@@ -114,6 +119,7 @@ def test_paths_of_a_diff() -> None:
         "diff --git a/b b/b b/b b/b\ndeleted file mode 100644\n"
     )
     assert patch_paths(diff) == ("b b/b", "from.py", "old name.py", "to.py", "ä.py")
+    assert paths_after(diff) == ("old name.py", "to.py", "ä.py"), "neither the removed file nor a rename's old name"
     assert patch_lines(diff) == 2
     assert patch_lines(PATCH) == 2, "the lines that name files are not counted"
 

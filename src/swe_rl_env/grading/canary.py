@@ -48,7 +48,7 @@ def plant(built: BuiltTask) -> Canary:
 class Names:
     """Names that look like the suite's own and are not among them."""
 
-    def __init__(self, ids: Iterable[str], draw: random.SystemRandom) -> None:
+    def __init__(self, ids: Iterable[str], draw: random.Random) -> None:
         text = " ".join(i.split("::", 1)[-1].split(" > ", 1)[-1].split("[", 1)[0] for i in ids)
         words = sorted({w.lower() for w in re.findall(r"[A-Z]?[a-z]{3,}", text)} - {"test", "tests", "skip", "todo"})
         self._words = words if len(words) >= 4 else [*words, "default", "empty", "nested", "simple", "value"]

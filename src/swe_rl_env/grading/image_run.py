@@ -1,6 +1,7 @@
 """Grade a patch of an image's task: a fresh sandbox of the same image, history flattened, the row's own commands.
 
-What the named parser reads in the commands' output decides: every expected id PASSED, both sides without their times.
+What the named parser reads in the commands' output decides (for ``report_exact`` the runner's report): every expected
+id PASSED, both sides without their times.
 Only the files that differ from the image are put in, so whatever the agent did elsewhere is not there.
 """
 
@@ -9,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import msgspec
 
-from drivetrain.sandboxes.protocol import ExecResult, SandboxHandle
+from drivetrain.sandboxes.protocol import ExecResult, SandboxError, SandboxGone, SandboxHandle
 from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.building.gitio import Entry, Scratch
 from swe_rl_env.building.image import flatten
@@ -22,8 +23,14 @@ from swe_rl_env.building.tario import pack
 from swe_rl_env.grading.canary import Canary
 from swe_rl_env.grading.image_canary import plant_in
 from swe_rl_env.grading.protect import Protection, unsafe
+from swe_rl_env.grading.second_opinion import contradictions
+from swe_rl_env.grading.steps import Step, steps_of
 from swe_rl_env.grading.suite import LOG_BYTES, SuiteRun, tail
 from swe_rl_env.grading.verdicts import Verdict
+from swe_rl_env.parsers import LogUnreadable, Status, get_parser, normalise_id, normalise_results
+from swe_rl_env.parsers.pytest_ import xfail_as_pass
+from swe_rl_env.tasks.adapters.swe_bench import XFAIL_PASSES
+from swe_rl_env.tasks.log_parsers import REPORT_EXACT
 from swe_rl_env.work.findings import Finding
 from swe_rl_env.work.patch import is_compiled
 
@@ -98,11 +105,11 @@ async def run_in_image(box: SandboxHandle, built: BuiltTask, canary: Canary | No
     argument or environment of the commands: the script removes itself, and its markers go before anything is parsed.
     """
     nonce = secrets.token_hex(16)
-    commands = built.task.install.test_cmd
     folder = f"{box.home}/.{secrets.token_hex(8)}"
+    steps = steps_of(built.task.install, folder)
     lines = ['rm -f -- "$0"']
-    for number, command in enumerate(commands, 1):
-        lines += [command, f'echo "### {nonce} {number} $?"']
+    for number, step in enumerate(steps, 1):
+        lines += [step.script, f'echo "### {nonce} {number} $?"']
     await box.write(f"{folder}/run.sh", "".join(f"{line}\n" for line in lines).encode())
     bash = await box.exec(["/bin/sh", "-c", "command -v bash || echo /bin/sh"], cwd="/")
     shell = bash.stdout.decode().strip() or "/bin/sh"
@@ -114,39 +121,73 @@ async def run_in_image(box: SandboxHandle, built: BuiltTask, canary: Canary | No
         timeout_s=timeout_s,
         max_output_bytes=LOG_BYTES,
     )
-    run = await asyncio.to_thread(_read, done, built, nonce)
+    reports = [None if done.timed_out else await _report(box, step) for step in steps]
+    run = await asyncio.to_thread(_read, done, built, steps, reports, nonce)
+    if built.task.install.log_parser == REPORT_EXACT:
+        return run
     ids = (*built.task.private.expected, *(canary.expected if canary else ()))
     return msgspec.structs.replace(run, verdicts=_by_row_ids(ids, run.verdicts))
 
 
-def _read(done: ExecResult, built: BuiltTask, nonce: str) -> SuiteRun:
-    from swe_rl_env.parsers import get_parser
-    from swe_rl_env.parsers.names import normalise_results
-    from swe_rl_env.parsers.results import LogUnreadable
+async def _report(box: SandboxHandle, step: Step) -> bytes | None:
+    """What the step wrote; None when nothing that could be a report is there."""
+    if step.report is None:
+        return None
+    try:
+        return await box.read(step.report, max_bytes=LOG_BYTES)
+    except FileNotFoundError:
+        return None
+    except SandboxGone:
+        raise
+    except SandboxError:  # too large, or no file
+        return None
 
+
+def _read(
+    done: ExecResult, built: BuiltTask, steps: Sequence[Step], reports: Sequence[bytes | None], nonce: str
+) -> SuiteRun:
     marker = re.compile(rf"^### {nonce} (\d+) (\d+)$\n?", re.MULTILINE)
     out = done.stdout.decode("utf-8", "replace")
     ends = [int(m[1]) for m in marker.finditer(out)]
-    # Standard error behind standard output, as the rows' expectations were made.
-    text = marker.sub("", out) + "\n" + done.stderr.decode("utf-8", "replace")
-    verdicts: dict[str, Verdict] = {}
+    out = marker.sub("", out)
+    verdicts: dict[str, Status] = {}
+    findings: tuple[Finding, ...] = ()
     try:
-        verdicts = cast("dict[str, Verdict]", normalise_results(get_parser(built.task.install.log_parser)(text)))
-        readable = True
+        if built.task.install.log_parser == REPORT_EXACT:
+            verdicts, readable = _exact(steps[0], reports[0], out)
+        else:
+            # Standard error behind standard output, as the rows' expectations were made.
+            text = out + "\n" + done.stderr.decode("utf-8", "replace")
+            verdicts, findings = _named(built, text, steps, reports)
+            readable = True
     except LogUnreadable:  # the log is the code's own, so this is a verdict about the code
         readable = False
-    count = len(built.task.install.test_cmd)
     return SuiteRun(
-        verdicts=verdicts,
-        complete=readable and ends == list(range(1, count + 1)) and not done.truncated,
+        verdicts=cast("dict[str, Verdict]", verdicts),
+        complete=readable and ends == list(range(1, len(steps) + 1)) and not done.truncated,
         timed_out=done.timed_out,
         exit_code=done.exit_code,
         log_tail=tail(done),
+        findings=() if done.timed_out else findings,
     )
+
+
+def _exact(step: Step, report: bytes | None, out: str) -> tuple[dict[str, Status], bool]:
+    """What the report says, and whether there is one."""
+    assert step.structured is not None
+    text = out if step.structured.in_output else (report or b"").decode("utf-8", "replace")
+    found = step.structured.read(text)
+    return found, bool(found)
+
+
+def _named(
+    built: BuiltTask, text: str, steps: Sequence[Step], reports: Sequence[bytes | None]
+) -> tuple[dict[str, Status], tuple[Finding, ...]]:
+    parser, xfail_passes = built.task.install.log_parser, built.task.dataset in XFAIL_PASSES
+    verdicts = normalise_results(get_parser(parser)(xfail_as_pass(text) if xfail_passes else text))
+    return verdicts, contradictions(parser, verdicts, steps, reports, xfail_passes=xfail_passes)
 
 
 def _by_row_ids(ids: Iterable[str], verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
     """Verdicts under the row's own spelling of the expected ids."""
-    from swe_rl_env.parsers.names import normalise_id
-
     return {i: verdicts[n] for i in ids if (n := normalise_id(i)) in verdicts}

@@ -36,6 +36,7 @@ _NODE_SETTINGS = frozenset(
     ["package.json", "package-lock.json", "npm-shrinkwrap.json", ".npmrc", ".taprc", ".nycrc", ".mocharc.js"]
 )
 _NODE_SETTING_PREFIXES = ("jest.config.", "vitest.config.", "karma.conf.", ".mocharc.")
+_CARGO_SETTINGS = ("config", "config.toml")  # in a folder .cargo; they may name another runner
 _COMPILED = (".pth", ".pyc", ".pyo")
 _TEST_FOLDERS = frozenset({"test", "tests", "testing"})
 _RUNNER_MODULES = frozenset(["pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging"])
@@ -97,7 +98,8 @@ class Protection:
         python = name in _PYTHON_SETTINGS or name.endswith(_COMPILED) or metadata
         node = name in _NODE_SETTINGS or name.startswith(_NODE_SETTING_PREFIXES) or "node_modules" in path.split("/")
         if self._image:
-            return python or node or (self._make and name.lower() in ("makefile", "gnumakefile"))
+            cargo = name in _CARGO_SETTINGS and posixpath.basename(posixpath.dirname(path)) == ".cargo"
+            return python or node or cargo or (self._make and name.lower() in ("makefile", "gnumakefile"))
         return python if self._python else node
 
     def _shadows(self, path: str) -> bool:

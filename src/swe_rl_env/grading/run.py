@@ -137,7 +137,7 @@ async def grade(
     except (InfrastructureError, OSError) as e:
         return ungraded(built, _error_reason(e), f"{type(e).__name__}: {e}", **known, timings=clock.timings())
     known |= {"exit_code": run.exit_code, "log_tail": run.log_tail, "timings": clock.timings()}
-    known["findings"] = (*tree.dropped, *tried)
+    known["findings"] = (*tree.dropped, *tried, *run.findings)
     if run.timed_out:
         return unresolved(built, "timeout", f"The tests took longer than {timeout_s:g} s.", **known)
     state = canary.check(run.verdicts) if canary is not None else "none"

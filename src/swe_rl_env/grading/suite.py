@@ -20,6 +20,7 @@ from swe_rl_env.building.build import BuiltTask
 from swe_rl_env.grading.canary import Canary
 from swe_rl_env.grading.tap import mark_command, parse_tap
 from swe_rl_env.grading.verdicts import Verdict
+from swe_rl_env.work.findings import Finding
 
 LOG_BYTES = 16 << 20
 _TAIL_CHARS = 4000
@@ -34,6 +35,7 @@ class SuiteRun(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool
     exit_code: int
     log_tail: str
+    findings: tuple[Finding, ...] = ()
 
 
 _HAS_PYTEST = "import importlib.util as u, sys; sys.exit(u.find_spec('pytest') is None)"

@@ -4,7 +4,8 @@ Two ways to read results, never mixed in one task:
 
 * The 76 parser names of SWE-rebench V2 rows (:func:`get_parser`). They reproduce the dataset's parsers result for
   result, including ids cut at blanks and colliding names, because the rows' expected ids were made with them.
-* Reports (:func:`structured_for`): the same command with a machine-readable report, for rows whose ids are exact.
+* Reports (:func:`structured_for`): the same command with a machine-readable report, for rows whose ids are exact. For
+  rows with a named parser a report is a second opinion: a contradiction is a finding, never a verdict.
 
 Every parser runs in time linear in the log, whatever it holds; ids that outgrow the log raise
 :class:`LogUnreadable`.

@@ -20,17 +20,20 @@ class Structured:
         command: what to run instead.
         read: reads the report's text.
         in_output: the report is the command's standard output; else it is the file that was asked for.
+        beside: the usual output stays what it was, so that a named parser reads it as before.
     """
 
     command: str
     read: LogParser
     in_output: bool
+    beside: bool = False
 
 
 def structured_for(test_cmd: Sequence[str], report: str) -> Structured | None:
     """The command with a report, or None when it is not one plain call of a known runner.
 
-    Only for rows whose ids came from a report: the ids differ from the named parsers' ids.
+    The ids differ from the named parsers' ids: they are the results of rows whose ids came from a report, and a second
+    opinion for others.
 
     Args:
         test_cmd: the row's test commands.
@@ -63,20 +66,21 @@ def _has_shell(command: str) -> bool:
 _Rule = Callable[[list[str], list[str], str], Structured | None]
 
 
-def _file(command: list[str], read: LogParser) -> Structured:
-    return Structured(shlex.join(command), read, in_output=False)
+def _file(command: list[str], read: LogParser, *, beside: bool = False) -> Structured:
+    return Structured(shlex.join(command), read, in_output=False, beside=beside)
 
 
 def _pytest(front: list[str], rest: list[str], report: str) -> Structured | None:
     if any(w.startswith(("--junitxml", "--junit-xml")) for w in rest):
         return None
-    return _file([*front, "-o", "junit_family=xunit1", f"--junitxml={report}", *rest], reports.pytest_xml)
+    words = [*front, "-o", "junit_family=xunit1", f"--junitxml={report}", *rest]
+    return _file(words, reports.pytest_xml, beside=True)
 
 
 def _jest(front: list[str], rest: list[str], report: str) -> Structured | None:
     if any(w.startswith(("--json", "--outputFile", "--watch")) for w in rest):
         return None
-    return _file([*front, "--json", f"--outputFile={report}", *rest], reports.jest_json)
+    return _file([*front, "--json", f"--outputFile={report}", *rest], reports.jest_json, beside=True)
 
 
 def _vitest(front: list[str], rest: list[str], report: str) -> Structured | None:
@@ -101,11 +105,15 @@ def _go(front: list[str], rest: list[str], report: str) -> Structured | None:
 
 
 def _phpunit(front: list[str], rest: list[str], report: str) -> Structured | None:
-    return None if "--log-junit" in rest else _file([*front, "--log-junit", report, *rest], reports.junit_xml)
+    if "--log-junit" in rest:
+        return None
+    return _file([*front, "--log-junit", report, *rest], reports.junit_xml, beside=True)
 
 
 def _ctest(front: list[str], rest: list[str], report: str) -> Structured | None:
-    return None if "--output-junit" in rest else _file([*front, "--output-junit", report, *rest], reports.junit_xml)
+    if "--output-junit" in rest:
+        return None
+    return _file([*front, "--output-junit", report, *rest], reports.junit_xml, beside=True)
 
 
 def _rspec(front: list[str], rest: list[str], report: str) -> Structured | None:

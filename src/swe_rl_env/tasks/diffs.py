@@ -49,6 +49,23 @@ def patch_paths(patch: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def paths_after(patch: str) -> tuple[str, ...]:
+    """Every path that a diff adds or changes and that is there afterwards, sorted."""
+    found: dict[str, bool] = {}
+    path: str | None = None
+    for line in patch.split("\n"):
+        if line.startswith("diff --git "):
+            paths = _header(line.rstrip("\r"))
+            path = paths[1] if paths is not None else None
+            if path is not None:
+                found[path] = True
+        elif path is not None and line.startswith("@@ "):
+            path = None  # what follows is content
+        elif path is not None and line.startswith("deleted file mode "):
+            found[path] = False
+    return tuple(sorted(path for path, there in found.items() if there))
+
+
 def patch_lines(patch: str) -> int:
     """Added plus removed lines, the size that filters use."""
     count, hunk = 0, False

@@ -17,10 +17,13 @@ import msgspec
 
 from drivetrain.errors import ConfigError
 from swe_rl_env.tasks.diffs import patch_lines, patch_paths
-from swe_rl_env.tasks.log_parsers import EXACT, check_log_parser
+from swe_rl_env.tasks.log_parsers import check_log_parser
 from swe_rl_env.tasks.model import Archive, Archives, InstallConfig, PrivatePart, PublicPart, Registry, SweTask
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# Names become parts of paths: of the cache, of a run's files, of the checkout inside.
+_ID = re.compile(r"[A-Za-z0-9][\w.+@-]{0,199}", re.ASCII)
+_REPO = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*", re.ASCII)
 _LANGUAGES = {"python": "python", "py": "python", "javascript": "js", "typescript": "ts", "golang": "go", "c++": "cpp"}
 
 
@@ -98,15 +101,11 @@ def task_from_row(
         raise ConfigError(
             f"{where}: {e}.", fix="The columns are those of SWE-rebench V2 (see swe_rl_env.tasks.rows)."
         ) from e
+    _check_names(r, where)
     try:
-        check_log_parser(install.log_parser)
+        check_log_parser(install.log_parser, install.test_cmd, archive=archive is not None)
     except ConfigError as e:
         raise ConfigError(f"{where}: log_parser: {e.what}", fix=e.fix) from e
-    if archive is not None and install.log_parser not in EXACT:
-        raise ConfigError(
-            f"{where}: log_parser {install.log_parser!r} cuts test ids, and the ids of archive rows are exact.",
-            fix=f"Use {' or '.join(EXACT)}.",
-        )
     if not any(command.strip() for command in install.test_cmd):
         raise ConfigError(f"{where}: install_config.test_cmd is empty.")
     if install.log_parser == "pytest_nodeid_exact":
@@ -141,13 +140,22 @@ def task_from_row(
         license=r.license,
         source_dir=r.source_dir,
         python_version=r.python_version,
-        difficulty=_text(meta.get("difficulty")) or _text(details.get("difficulty")),
+        difficulty=_text(meta.get("difficulty"))
+        or _text(details.get("difficulty"))
+        or _text(details.get("difficulty_score")),
         traits=tuple(meta.get("traits") or ()),
         created_at=_iso(r.created_at, where),
         patch_lines=_size(r, archive),
         meta=meta,
         extra={k: v for k, v in row.items() if k not in _KNOWN},
     )
+
+
+def _check_names(r: _Row, where: str) -> None:
+    if not _ID.fullmatch(r.instance_id):
+        raise ConfigError(f"{where}: instance_id {r.instance_id[:80]!r} is no name (letters, digits and ._+@-).")
+    if not _REPO.fullmatch(r.repo) or {".", ".."} & set(r.repo.split("/")):
+        raise ConfigError(f"{where}: repo {r.repo[:80]!r} is no owner/name.")
 
 
 def _archive_part(r: _Row, a: _ArchiveRow, where: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ FindingKind = Literal[
     "test_detection",  # code that asks whether it is under test
     "runner_patching",  # code that reaches into the test runner
     "early_exit",  # code that ends the process past every handler
+    "report_disagrees",  # the runner's report contradicts the log that decides, or is missing
     "canary",  # the planted tests did not come back as planted
 ]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from swe_rl_env.tasks.diffs import patch_paths
+from swe_rl_env.tasks.diffs import paths_after
 
 Row = Mapping[str, Any]
 Adapter = Callable[[Row], dict[str, Any]]
@@ -23,8 +23,8 @@ def copied(row: Row, *names: str) -> dict[str, Any]:
 
 
 def test_files(row: Row) -> list[str]:
-    """Files that the row's test patch touches, for a command that names them."""
-    return list(patch_paths(str(row.get("test_patch") or "")))
+    """Files that the row's test patch adds or changes, for a command that names them."""
+    return list(paths_after(str(row.get("test_patch") or "")))
 
 
 def json_value(value: Any) -> Any:

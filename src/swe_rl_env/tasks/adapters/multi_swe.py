@@ -1,5 +1,11 @@
 """Multi-SWE-bench and Multi-SWE-RL: GitHub-shaped rows, tests as maps from name to what happened when.
 
+Columns: the fields of ``Dataset`` and ``PullRequest`` in multi_swe_bench/harness/{dataset,pull_request}.py of
+multi-swe-bench/multi-swe-bench (commits 0dd97352, 1e443b75): ``base`` {label, ref, sha}, ``resolved_issues`` a list of
+{number, title, body}, ``f2p_tests`` and its kin maps from test id to {run, test, fix}. Published files add
+``instance_id`` (``org__repo-number``), ``language`` and ``difficulty``; the benchmark's own id is
+``org/repo:pr-number``. ``hints`` describe the fix and are left out.
+
 The schema holds no test command and no parser: both are code of that benchmark, per repository. A row becomes a task
 only where it carries an ``install_config`` (or the caller gives one for all rows); otherwise it is refused.
 """
@@ -29,18 +35,24 @@ def multi_swe(row: Row) -> dict[str, Any]:
     image = f"mswebench/{org}_m_{repo}:pr-{number}".lower()
     return {
         **copied(row, "license", "hints_text", "created_at", "install_config", "test_patch"),
-        "instance_id": row.get("instance_id") or f"{org}__{repo}-{number}".lower(),
+        "instance_id": _id(row) or f"{org}__{repo}-{number}".lower(),
         "repo": f"{org}/{repo}",
         "language": row.get("language") or row.get("lang") or "unknown",
         "base_commit": base["sha"],
         "problem_statement": _statement(row),
         "pr_description": "\n\n".join(str(row[name]) for name in ("title", "body") if row.get(name)),
         "patch": row.get("fix_patch"),
+        "meta": {"difficulty": row["difficulty"]} if row.get("difficulty") else {},
         "FAIL_TO_PASS": _names(row, "f2p_tests", "s2p_tests", "n2p_tests"),
         "PASS_TO_PASS": _names(row, "p2p_tests"),
         "image_name": row.get("image_name") or image,
         "workdir": row.get("workdir") or f"/home/{repo}",
     }
+
+
+def _id(row: Row) -> str:
+    given = str(row.get("instance_id") or "")
+    return "" if "/" in given or ":" in given else given
 
 
 def _statement(row: Row) -> str:
