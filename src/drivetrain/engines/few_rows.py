@@ -1,7 +1,9 @@
-"""Linear layers over a handful of rows, as in decoding: the product is taken the other way round.
+"""Linear layers over a handful of rows, as in decoding, from a copy of their weights that is laid out for it.
 
-For ``x @ weight.T`` with 5 to 64 rows, MKL's fp32 kernel reads the weight up to half as fast as for ``weight @ x.T``;
-both are the same sums of the same products (measured: benchmarks/README.md).
+``x @ weight.T`` reads a weight ``[out, in]`` two to three times slower than ``x @ turned`` reads its transpose
+``[in, out]`` when ``x`` has 4 to 16 rows (MKL, fp32); with 64 rows they are equal. The same sums of the same products
+either way (measured: benchmarks/README.md). The output layer is as large as a dozen others: it gets no copy, and its
+product is taken the other way round.
 """
 
 from __future__ import annotations
@@ -13,14 +15,20 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-_FEW = range(5, 65)
+MOST_ROWS = 64
+_LARGE = 1 << 23
+"""Elements of a weight that is not copied."""
+_SWAPPED = range(4, MOST_ROWS + 1)
+"""Rows for which a large product is faster the other way round."""
 
 
 class FewRows:
-    """The fp32 linear layers of a model on the CPU; inside :meth:`used` they are taken the other way round.
+    """The fp32 linear layers of a model on the CPU; inside :meth:`used` a few rows take the fast way.
 
-    Layers of another class (quantised, adapters) and layers whose ``forward`` somebody has replaced are left alone. The
-    weights are read at each call, so that they may be changed or replaced at any time.
+    The copies take as much memory as the layers and are made at the first use. They are made anew when a weight is
+    replaced or changed in place, as far as torch counts that; after changes behind its back (``weight.data``) a new
+    ``FewRows`` is needed. Layers of another class (quantised, adapters) and layers whose ``forward`` somebody has
+    replaced are left alone.
     """
 
     def __init__(self, model: Any) -> None:
@@ -43,15 +51,28 @@ class FewRows:
 
 
 def _suits(weight: Any) -> bool:
-    return bool(weight.dtype == torch.float32 and weight.device.type == "cpu")
+    return bool(weight.dtype == torch.float32 and weight.device.type == "cpu" and not weight.is_inference())
 
 
 def _forward(module: Any) -> Callable[[Any], Any]:
+    turned: tuple[Any, int, Any] = (None, -1, None)  # weight, its version, the copy
+
     def forward(x: Any) -> Any:
+        nonlocal turned
         weight, bias = module.weight, module.bias
-        if x.ndim != 3 or x.shape[0] != 1 or x.shape[1] not in _FEW or not _suits(weight):
+        if x.ndim != 3 or x.shape[0] != 1 or x.shape[1] > MOST_ROWS or not _suits(weight):
             return linear(x, weight, bias)
-        out = linear(weight, x[0]).t().contiguous()  # later layers are slow on turned rows
-        return (out if bias is None else out.add_(bias)).unsqueeze(0)
+        if weight.numel() >= _LARGE:
+            return _swapped(x, weight, bias) if x.shape[1] in _SWAPPED else linear(x, weight, bias)
+        if turned[0] is not weight or turned[1] != weight._version:
+            turned = (weight, weight._version, weight.detach().t().contiguous())
+        rows = x[0]
+        out = rows.mm(turned[2]) if bias is None else torch.addmm(bias, rows, turned[2])
+        return out.unsqueeze(0)
 
     return forward
+
+
+def _swapped(x: Any, weight: Any, bias: Any) -> Any:
+    out = linear(weight, x[0]).t().contiguous()  # later layers are slow on turned rows
+    return (out if bias is None else out.add_(bias)).unsqueeze(0)
