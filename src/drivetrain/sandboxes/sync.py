@@ -52,7 +52,7 @@ class _Loop:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="drivetrain-sandboxes", daemon=True)
         self._thread.start()
-        _at_exit(self._close_at_exit)
+        at_exit(self._close_at_exit)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -165,7 +165,7 @@ def _closed() -> SandboxGone:
     return SandboxGone("The sandbox is gone: its SyncBackend was closed.", fix="Make another.")
 
 
-def _at_exit(work: Callable[[], None]) -> None:
+def at_exit(work: Callable[[], None]) -> None:
     """Run at the end of the program while threads still work (backends remove files in threads), if not yet garbage."""
     reference = weakref.WeakMethod(work)
 

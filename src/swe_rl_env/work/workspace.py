@@ -62,13 +62,43 @@ async def open_workspace(
         BuildError: the history in the task's image cannot be flattened.
         SandboxError: the sandbox did not start or the upload failed; nothing is left behind.
     """
+    spec = workspace_spec(
+        built,
+        network=network,
+        gateway_socket=gateway_socket,
+        image=image,
+        extra_mounts=extra_mounts,
+        extra_env=extra_env,
+        labels=labels,
+        limits=limits,
+    )
+    sandbox = await backend.create(spec)
+    try:
+        return await check_out(sandbox, built, spec)
+    except BaseException:
+        await sandbox.close()
+        raise
+
+
+def workspace_spec(
+    built: BuiltTask,
+    *,
+    network: NetworkPolicy = "none",
+    gateway_socket: Path | None = None,
+    image: str | None = None,
+    extra_mounts: Sequence[Mount] = (),
+    extra_env: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+) -> SandboxSpec:
+    """What a sandbox must have for the task; arguments as of :func:`open_workspace`."""
     repo = built.task.checkout
     if built.task.image is not None:
         image = built.task.image
         env = dict(extra_env or {})  # the image has its own
     else:
         env = {**built.environment.variables(built.task, repo), **(extra_env or {})}
-    spec = SandboxSpec(
+    return SandboxSpec(
         image=image,
         workdir=ROOT if built.task.image is None else repo,
         mounts=(*built.environment.mounts, *extra_mounts),
@@ -78,15 +108,25 @@ async def open_workspace(
         limits=limits or Limits(),
         labels=dict(labels or {}),
     )
-    tar = await asyncio.to_thread(built.workspace_tar.read_bytes) if built.task.image is None else None
-    sandbox = await backend.create(spec)
-    try:
-        if tar is None:
-            await flatten(sandbox, repo)
-        else:
-            await sandbox.upload(tar, repo)
-        resident = await running(sandbox)
-    except BaseException:
-        await sandbox.close()
-        raise
-    return Workspace(sandbox=sandbox, repo=repo, env=env, image=image, resident=resident, pids=spec.limits.pids)
+
+
+async def check_out(sandbox: SandboxHandle, built: BuiltTask, spec: SandboxSpec) -> Workspace:
+    """Put the base commit into a sandbox that was made from ``spec`` (of :func:`workspace_spec`).
+
+    Raises:
+        BuildError: the history in the task's image cannot be flattened.
+        SandboxError: the upload failed.
+    """
+    repo = built.task.checkout
+    if built.task.image is not None:
+        await flatten(sandbox, repo)
+    else:
+        await sandbox.upload(await asyncio.to_thread(built.workspace_tar.read_bytes), repo)
+    return Workspace(
+        sandbox=sandbox,
+        repo=repo,
+        env=spec.env,
+        image=spec.image,
+        resident=await running(sandbox),
+        pids=spec.limits.pids,
+    )
