@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 from drivetrain.cli.main import app
 from drivetrain.rollout.config import RolloutConfig
-from drivetrain.rollout.run_dir import RunDir
-from drivetrain.training import episodes
 from swe_rl_env.tasks.catalog import packaged_rows
 from tests.swe_rl_env.rows import swe_bench_row, v2_row
 
+needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="drivetrain train needs trl")
 TASK = "pypi__xmltodict-0.14.2"
 
 
@@ -67,27 +66,26 @@ def test_names_are_looked_up_in_the_source(mine: str) -> None:
     [
         ("rollout", "-a", "noop", "--all-tasks"),
         ("rollout", "-a", "noop", "-t", "acme__abacus-12"),
-        ("train", "-a", "pi", "-t", "acme__abacus-12"),
+        pytest.param(("train", "-a", "pi", "-t", "acme__abacus-12"), marks=needs_trl),
     ],
 )
 def test_benchmarks_are_refused_as_training_data(command: tuple[str, ...], verified: str) -> None:
-    pytest.importorskip("trl")
     done = run(*command, "--source", verified)
     assert done.exit_code == 2
     assert "belong to a public benchmark" in done.stderr and "--allow-benchmarks" in done.stderr
 
 
+@needs_trl
 def test_a_recorded_run_has_no_source(mine: str) -> None:
-    pytest.importorskip("trl")
     done = run("train", "--run", "runs/x", "--source", mine)
     assert done.exit_code == 2 and "--source goes with live tasks" in done.stderr
 
 
+@needs_trl
 def test_live_training_hands_its_tasks_on(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trl")
     got: dict[str, Any] = {}
 
-    def live(config: RolloutConfig, tasks: list[Any], common: Any) -> Any:
+    def live(config: RolloutConfig, tasks: list[Any], *_: Any) -> Any:
         got.update(config=config, tasks=tasks)
         raise KeyboardInterrupt
 
@@ -95,26 +93,3 @@ def test_live_training_hands_its_tasks_on(mine: str, monkeypatch: pytest.MonkeyP
     run("train", "-a", "pi", "-t", "mine-1", "--source", mine)
     assert (got["config"].source, got["config"].tasks) == (mine, ("mine-1",))
     assert [task.instance_id for task in got["tasks"]] == ["mine-1"]
-
-
-async def test_live_episodes_look_their_tasks_up_there(
-    tmp_path: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    got: dict[str, Any] = {}
-
-    @asynccontextmanager
-    async def stack(*_: Any, **options: Any) -> Any:
-        got.update(options)
-        raise KeyError("seen")
-        yield
-
-    class Engine:
-        async def start(self) -> None: ...
-        async def aclose(self) -> None: ...
-
-    monkeypatch.setattr(episodes, "open_stack", stack)
-    config = RolloutConfig(tasks=("mine-1",), agents=("pi",))
-    known: Any = [object()]
-    with pytest.raises(KeyError, match="seen"):
-        await episodes.LiveRollouts(config, tiny_model, RunDir.create(tmp_path / "run"), print, known)._start(Engine())  # type: ignore[arg-type]
-    assert got["tasks"] is known

@@ -173,6 +173,7 @@ async def test_from_the_image_to_a_verdict(built: BuiltTask, docker: DockerBacke
         await workspace.close()
     assert (result.reward, result.reason, result.canary) == (1.0, "resolved", "as_planted"), result
     assert result.dropped_paths == ("tests/test_tally.py",)
+    assert "report_disagrees" not in {f.kind for f in result.findings}
     assert b"made-by-set-up" not in patch
     unfixed = await grade(built, b"", docker, run_empty=True)
     assert (unfixed.reward, unfixed.reason, unfixed.canary) == (0.0, "tests_failed", "as_planted"), unfixed
@@ -211,3 +212,5 @@ async def test_cheats(built: BuiltTask, docker: DockerBackend) -> None:
         finally:
             await workspace.close()
         assert (result.reward, result.reason) == (0.0, reason), (name, result.detail, result.log_tail)
+        contradicted = "report_disagrees" in {f.kind for f in result.findings}
+        assert contradicted == (name == "forged lines"), (name, result.findings)

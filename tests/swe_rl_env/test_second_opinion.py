@@ -115,13 +115,14 @@ async def ran(
     """A run of tests/test_mod.py in a local sandbox, as in an image."""
     environment = xmltodict.environment
     config = {"test_cmd": "python -m pytest -rA -s tests", "log_parser": "parse_log_pytest", **install}
-    config["env"] = {"PATH": environment.path, "PYTHONPATH": "{workdir}"}
+    config["env"] = {"PATH": f"{{workdir}}/bin:{environment.path}", "PYTHONPATH": "{workdir}"}
     ids = ["tests/test_mod.py::test_word[a", "tests/test_mod.py::test_word[c]", "tests/test_mod.py::test_known"]
     task = task_from_row(v2_row(workdir="/work/mod", install_config=config, FAIL_TO_PASS=ids), dataset=dataset or None)
     all_files = {"tests/test_mod.py": _TESTS, "mod.py": "def value():\n    return 1\n", **files}
     box = await backend.create(SandboxSpec(workdir="/work", mounts=environment.mounts, network="none"))
     try:
-        await box.upload(pack((n.encode(), "100644", t.encode()) for n, t in all_files.items()), task.checkout)
+        modes = {name: "100755" if name.startswith("bin/") else "100644" for name in all_files}
+        await box.upload(pack((n.encode(), modes[n], t.encode()) for n, t in all_files.items()), task.checkout)
         built = msgspec.structs.replace(xmltodict, task=task)
         return await run_in_image(box, built, None, 60.0)
     finally:
@@ -149,8 +150,10 @@ async def test_forged_lines_are_found_out_and_change_no_verdict(xmltodict: Built
 
 @pytest.mark.real
 async def test_a_pytest_that_cannot_report_runs_as_the_row_says(xmltodict: BuiltTask, backend: SandboxBackend) -> None:
-    run = await ran(xmltodict, backend, {"pytest.ini": "[pytest]\naddopts = -p no:junitxml\n"})
+    old = '#!/bin/sh\ncase "$*" in *junitxml*) echo "no such option" >&2; exit 4;; esac\nexec python -m pytest "$@"\n'
+    run = await ran(xmltodict, backend, {"bin/pytest": old}, test_cmd="pytest -rA -s tests")
     assert run.complete and run.findings == () and len(run.verdicts) == 2
+    assert "no such option" in run.log_tail
 
 
 @pytest.mark.real
