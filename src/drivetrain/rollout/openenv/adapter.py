@@ -63,6 +63,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 class WorksInSandbox(Protocol):
     """What a ``ResourceSession`` offers besides when the agent's work is files: its sandbox, and what goes in and out.
 
+    A session whose attribute ``tools_optional`` is true can do without its tools: an agent that speaks no MCP then
+    works in the sandbox with its own.
+
     The agent runs in a sandbox made from :meth:`sandbox_spec` (the adapter adds the agent's bundle, the network and the
     deadline). ``verify`` must not read the reward from it: collect the work in :meth:`leave`, grade it elsewhere.
     """
@@ -144,7 +147,7 @@ class CLIAgentAdapter(CLIHarnessAdapter):  # type: ignore[misc]  # openenv ships
     ) -> CLIRolloutResult:
         sampling = self._sampling(limits)
         engine = ModelStepEngine(steps, context_length=context, decode_arguments=self._decode)
-        host = SessionTools(session, limits)
+        host = SessionTools(session, limits, offer=self._offers(session))
         async with AsyncExitStack() as stack:
             journal = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-")))
             gateway = Gateway(engine, load_codec(model), journal / "journal.sqlite", model=model.name)
@@ -200,7 +203,7 @@ class CLIAgentAdapter(CLIHarnessAdapter):  # type: ignore[misc]  # openenv ships
         self, endpoint: Endpoint, session: ResourceSession, limits: HarnessRunLimits
     ) -> CLIRolloutResult:
         sampling = self._sampling(limits)
-        host = SessionTools(session, limits)
+        host = SessionTools(session, limits, offer=self._offers(session))
         async with AsyncExitStack() as stack:
             sandbox, cwd = await self._box(stack, session, "open", None)
             tools = await stack.enter_async_context(serve_tools(host)) if len(host) else None
@@ -222,6 +225,9 @@ class CLIAgentAdapter(CLIHarnessAdapter):  # type: ignore[misc]  # openenv ships
             if isinstance(session, WorksInSandbox):
                 await session.leave(sandbox)
         return result
+
+    def _offers(self, session: ResourceSession) -> bool:
+        return self._harness.preset.tools is not None or not getattr(session, "tools_optional", False)
 
     async def _box(
         self, stack: AsyncExitStack, session: ResourceSession, network: NetworkPolicy, socket: Path | None

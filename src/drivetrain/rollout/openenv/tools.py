@@ -28,12 +28,13 @@ class SessionTools:
     Args:
         session: the environment's.
         limits: ``max_total_tool_calls`` is held here; a limit per model turn cannot be told apart over MCP.
+        offer: without it, the manifest is empty.
     """
 
-    def __init__(self, session: ResourceSession, limits: HarnessRunLimits) -> None:
+    def __init__(self, session: ResourceSession, limits: HarnessRunLimits, *, offer: bool = True) -> None:
         self._session = session
         self._limit = limits.max_total_tool_calls
-        self._manifest = [tool for tool in session.list_tools() if tool.name not in _RESERVED]
+        self._manifest = [tool for tool in session.list_tools() if offer and tool.name not in _RESERVED]
         self._turn = asyncio.Lock()
         self.trace: list[ToolTraceEntry] = []
         self.done = False
