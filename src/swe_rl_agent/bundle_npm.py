@@ -7,28 +7,19 @@ runs. OpenCode is a native binary; the others bring the Node of the lock with th
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import platform
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from drivetrain.errors import ConfigError, InfrastructureError
-from swe_rl_agent.bundle_node import NODE_PACKAGES
-from swe_rl_agent.bundle_tools import LOCKS, find_npm, run_tool
+from swe_rl_agent.bundle_fetch import fetch, read_lock
+from swe_rl_agent.bundle_node import NODE_PACKAGES, place_node
+from swe_rl_agent.bundle_tools import run_tool
 
 Build = Callable[[Path, Path, str, Callable[[str], None]], str]
-
-
-class Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A package of a lock file: exact version and the registry's ``sha512-<base64>`` of its archive."""
-
-    version: str
-    integrity: str
 
 
 class NpmAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +58,7 @@ OPENCODE = NpmAgent(
 
 
 def builder(agent: NpmAgent) -> Build:
-    """The function that fills an empty folder with ``bin/`` (Node, or the native program) and ``agent/``."""
+    """The function that fills an empty folder with ``bin/`` (Node, or the native program), ``lib/`` and ``agent/``."""
 
     def build(root: Path, scratch: Path, target: str, report: Callable[[str], None]) -> str:
         del target  # both kinds find their files relative to themselves
@@ -78,17 +69,21 @@ def builder(agent: NpmAgent) -> Build:
 
 def _build(agent: NpmAgent, root: Path, scratch: Path, report: Callable[[str], None]) -> str:
     """Raises:
-    MissingDependency: npm is not installed.
+    MissingDependency: npm is not installed, or pip for the Node of the bundle.
     ConfigError: nothing is locked for this processor.
     InfrastructureError: the registry, an archive that is not what the lock says, or the finished bundle failed.
     """
-    lock = msgspec.json.decode((LOCKS / f"{agent.name}.json").read_bytes(), type=dict[str, Locked])
+    lock = read_lock(agent.name)
     machine = platform.machine()
     package = agent.packages.get("") or agent.packages.get(machine)
     node = None if agent.native else NODE_PACKAGES.get(machine)
     if package is None or (node is None and not agent.native):
         known = NODE_PACKAGES if "" in agent.packages else agent.packages
-        raise ConfigError(f"The {agent.name} bundle does not run on {machine}.", fix=f"Use {', '.join(known)}.")
+        raise ConfigError(
+            f"The {agent.name} bundle does not run on {machine}: its lock names no "
+            f"{'package' if package is None else 'Node'} for it.",
+            fix=f"Use {', '.join(known)}.",
+        )
     report(f"{agent.name}: fetching {package} {lock[package].version}")
     unpacked = fetch(package, lock[package], scratch / "package")
     for path in agent.unused:
@@ -101,7 +96,7 @@ def _build(agent: NpmAgent, root: Path, scratch: Path, report: Callable[[str], N
         shutil.move(unpacked / agent.entry, program)
         start, runtime = [str(program)], "native"
     else:
-        shutil.move(fetch(node, lock[node], scratch / "node") / "bin" / "node", root / "bin" / "node")
+        place_node(fetch(node, lock[node], scratch / "node"), root, scratch, report)
         shutil.move(unpacked, root / "agent")
         start, runtime = [str(root / "bin" / "node"), str(root / "agent" / agent.entry)], f"node {lock[node].version}"
     said = run_tool([*start, "--version"], cwd=scratch, what=agent.name, env={"HOME": str(scratch)}, timeout_s=120)
@@ -110,31 +105,3 @@ def _build(agent: NpmAgent, root: Path, scratch: Path, report: Callable[[str], N
             f"The {agent.name} bundle calls itself {said.strip()!r}, not {lock[package].version}."
         )
     return runtime
-
-
-def fetch(name: str, locked: Locked, into: Path) -> Path:
-    """Download one package with npm, check it against the lock and unpack it.
-
-    Returns:
-        The folder with the package's files.
-
-    Raises:
-        MissingDependency: npm is not installed.
-        InfrastructureError: the download failed, or its hash is not the locked one.
-    """
-    npm = find_npm(f"to download {name}")
-    into.mkdir()
-    wanted = f"{name}@{locked.version}"
-    run_tool([npm, "pack", "--ignore-scripts", "--loglevel=error", wanted], cwd=into, what=f"npm pack {wanted}")
-    (archive,) = into.glob("*.tgz")
-    with archive.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha512").digest()
-    if (found := f"sha512-{base64.b64encode(digest).decode()}") != locked.integrity:
-        raise InfrastructureError(
-            f"{wanted} is not the locked archive: its hash is {found}.", fix="Find out why before you use it."
-        )
-    with tarfile.open(archive) as tar:
-        tar.extractall(into, filter="data")
-    archive.unlink()
-    (folder,) = into.iterdir()  # "package" by convention
-    return folder

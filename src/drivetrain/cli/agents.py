@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Agents: their presets and their pi
 
 @app.command("ls")
 def ls(json_output: bool = typer.Option(False, "--json", help="Print as JSON.")) -> None:
-    """Every agent that is built in: version, API, variants, and its bundle if it is built.
+    """Every agent that is built in: version, API, variants, its bundle if it is built, the oldest glibc that runs it.
 
     What the tests say about each is in docs/agents.md. Give a preset file of your own wherever an agent is named.
     """
@@ -25,7 +25,7 @@ def ls(json_output: bool = typer.Option(False, "--json", help="Print as JSON."))
     if json_output:
         print_json(lines)
         return
-    table = Table("agent", "version", "API", "variants", "environment's tools", "bundle", "MB", "status")
+    table = Table("agent", "version", "API", "variants", "environment's tools", "bundle", "MB", "glibc", "status")
     for line in lines:
         digest, size = line["sha256"], line["bytes"]
         table.add_row(
@@ -36,6 +36,7 @@ def ls(json_output: bool = typer.Option(False, "--json", help="Print as JSON."))
             "MCP" if line["mcp"] else "-",
             digest[:12] if digest else "-",
             str(round(size / 1e6)) if size else "-",
+            {None: "-", "": "any libc"}.get(line["glibc"], line["glibc"]),
             line["status"],
         )
     out.print(table)
@@ -82,5 +83,6 @@ def _line(preset: Preset, bundle: Bundle | None) -> dict[str, Any]:
         "sha256": bundle.sha256 if bundle is not None else None,
         "bytes": bundle.bytes if bundle is not None else None,
         "runtime": bundle.runtime if bundle is not None else None,
+        "glibc": bundle.glibc if bundle is not None else None,
         "path": str(bundle.path) if bundle is not None else None,
     }
