@@ -23,6 +23,7 @@ from drivetrain.trace.export.info import RolloutInfo
 from drivetrain.trace.export.openenv import trace_dict
 from drivetrain.trace.export.parquet import StoredRow, write_parquet
 from drivetrain.trace.export.sft import sft_lines
+from drivetrain.trace.export.sft_tokens import sft_token_lines
 from drivetrain.trace.graph import TraceGraph
 from drivetrain.trace.labels import relabelled
 from drivetrain.trace.provenance import session_provenance, turn_provenance
@@ -36,6 +37,7 @@ class Format(StrEnum):
     OPENENV = "openenv"
     ATIF = "atif"
     SFT = "sft"
+    SFT_TOKENS = "sft-tokens"
     PARQUET = "parquet"
     ROWS = "rows"
 
@@ -44,6 +46,7 @@ _NAMES = {
     Format.OPENENV: "openenv.jsonl",
     Format.ATIF: "atif",
     Format.SFT: "sft.jsonl",
+    Format.SFT_TOKENS: "sft-tokens.jsonl",
     Format.PARQUET: "rows.parquet",
     Format.ROWS: "rows.jsonl",
 }
@@ -68,6 +71,8 @@ def export(
     atif: one trajectory file per conversation, as Harbor's viewers and tools read.
 
     sft: one line per conversation with `messages` and `tools`, as TRL's SFTTrainer reads.
+
+    sft-tokens: one line per row with `input_ids` and `labels`, the very tokens that were sampled; SFTTrainer too.
 
     parquet: training rows; read them with datasets.load_dataset("parquet", data_files=FILE).
 
@@ -197,6 +202,11 @@ def _write_sft(path: Path, job: _Job) -> str:
     return f"{_write_lines(path, lines)} conversations"
 
 
+def _write_sft_tokens(path: Path, job: _Job) -> str:
+    rows = [row for result in job.results for row in result.rows]
+    return f"{_write_lines(path, sft_token_lines(rows))} rows"
+
+
 def _write_parquet(path: Path, job: _Job) -> str:
     write_parquet(path, job.rows())
     return _rows_said(job)
@@ -210,6 +220,7 @@ def _write_rows(path: Path, job: _Job) -> str:
 _WRITERS: dict[Format, Callable[[Path, _Job], str]] = {
     Format.OPENENV: _write_openenv,
     Format.SFT: _write_sft,
+    Format.SFT_TOKENS: _write_sft_tokens,
     Format.PARQUET: _write_parquet,
     Format.ROWS: _write_rows,
 }

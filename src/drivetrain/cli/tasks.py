@@ -12,6 +12,7 @@ from rich.table import Table
 from drivetrain.cli import task_options as options
 from drivetrain.cli.console import out, print_json, tell
 from drivetrain.cli.task_options import TaskChoice, make_filters
+from drivetrain.cli.tasks_generate import generate
 from drivetrain.cli.tasks_validate import validate_command
 from swe_rl_env.building.build import build_task
 from swe_rl_env.tasks.catalog import prompt_for
@@ -24,6 +25,9 @@ app = typer.Typer(
     help="Tasks: real bug fixes, in SWE-rebench V2's schema. Those of this package are made from two published "
     "releases each; --source reads SWE-rebench (V2), SWE-bench, SWE-Gym and others.",
 )
+
+
+app.command("generate")(generate)
 
 
 @app.command("ls")

@@ -23,6 +23,7 @@ def build_tiny_model(
     layers: int = 2,
     heads: int = 4,
     kv_heads: int = 2,
+    init_std: float = 0.2,
     seed: int = 0,
     corpus: Iterable[str] | None = None,
 ) -> ModelDir:
@@ -31,7 +32,8 @@ def build_tiny_model(
     The weights depend only on the arguments. ``vocab_size`` is an upper bound for the tokenizer (a small corpus may
     give fewer merges) and exact for the model; ``context`` is in tokens. ``corpus`` trains the tokenizer; the default
     is source text of this package. Its random text re-tokenises differently from how it was sampled, which exposes
-    every path that decodes and re-encodes.
+    every path that decodes and re-encodes. ``init_std`` is that of the weights; the default is wide enough that the
+    distribution is not flat, so that errors in positions or masks show. A model to be trained wants 0.02.
 
     Raises:
         MissingDependency: the ``[engine]`` extra is not installed.
@@ -54,7 +56,7 @@ def build_tiny_model(
         num_key_value_heads=kv_heads,
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        initializer_range=0.2,  # wide enough that the distribution is not flat: errors in positions or masks show
+        initializer_range=init_std,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=2,

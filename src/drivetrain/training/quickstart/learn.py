@@ -1,0 +1,249 @@
+"""The whole demo: record a mediocre agent, imitate it, then learn from graded episodes of the real harness."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from drivetrain.cache import Progress
+from drivetrain.engines.models import ModelDir
+from drivetrain.engines.tiny import build_tiny_model
+from drivetrain.errors import ConfigError
+from drivetrain.rollout.config import RolloutConfig
+from drivetrain.rollout.result import RolloutResult
+from drivetrain.rollout.run_dir import RunDir
+from drivetrain.training.episodes import LiveRollouts
+from drivetrain.training.live import LiveTask, train_live
+from drivetrain.training.quickstart.curve import draw_curve
+from drivetrain.training.quickstart.heldout import HeldOut, Point
+from drivetrain.training.quickstart.oracle import MediocreOracle
+from drivetrain.training.quickstart.policy import build_policy
+from drivetrain.training.quickstart.record import record
+from drivetrain.training.quickstart.settings import QuickstartSettings
+from drivetrain.training.quickstart.warm_start import warm_start
+from drivetrain.training.report import peak_memory
+from drivetrain.training.sources import EpisodeRequest
+from swe_rl_env.sources.operators import Split, operator_rows
+from swe_rl_env.tasks.loading import tasks_from_rows
+from swe_rl_env.tasks.model import SweTask
+
+_SAMPLES = 4
+"""Episodes whose text the tokenizer is trained on."""
+
+
+class LearningReport(msgspec.Struct, kw_only=True):
+    """What was learned.
+
+    ``oracle_reward`` is the mean reward of the recorded episodes; ``heldout`` the curve on held-out instances, the
+    first point before any update; ``train`` the mean reward of each update's own episodes. ``logp_diff_max`` is the
+    largest difference between trainer and sampler in the first step, nats. ``seconds`` of each stage; ``peak_memory``
+    of this process in bytes. ``episodes`` counts real harness runs, ``failed`` those without a reward.
+    """
+
+    settings: QuickstartSettings
+    oracle_reward: float
+    sft_losses: list[float]
+    heldout: list[Point]
+    train: list[float | None]
+    logp_diff_max: float
+    logp_diff_mean: float
+    episodes: int
+    failed: int
+    seconds: dict[str, float]
+    peak_memory: int
+    model: str
+    curve: str
+
+    @property
+    def before(self) -> float:
+        """Held-out reward of the warm start."""
+        return self.heldout[0].reward
+
+    @property
+    def after(self) -> float:
+        """Held-out reward after the last update."""
+        return self.heldout[-1].reward
+
+
+def learn(settings: QuickstartSettings, out: Path, tell: Progress) -> LearningReport:
+    """Run the demo; ``out`` gets ``model/``, ``learning.json``, ``learning.png`` and the run folders of every stage.
+
+    Blocking, minutes; everything but the weights of other libraries is seeded.
+
+    Args:
+        out: a folder that does not exist, or is empty.
+
+    Raises:
+        ConfigError: ``out`` is in use, or no episode of the oracle left a row.
+        MissingDependency: TRL or matplotlib is not installed.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty.", fix="Name another folder with --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    clock = _Clock()
+    tell(f"1/4 recording {settings.traces} episodes of a mediocre agent through {settings.agent}")
+    train = _tasks(settings, "train", settings.traces)
+    model, recorded = _imitated(settings, train, out, tell)
+    clock.lap("record")
+    tell("2/4 imitating them")
+    rows = [row for result in recorded for row in result.rows]
+    losses = warm_start(
+        model,
+        rows,
+        out_dir=out / "sft",
+        epochs=settings.sft_epochs,
+        learning_rate=settings.sft_learning_rate,
+        batch=8,
+        seed=settings.seed,
+    )
+    clock.lap("imitate")
+    tell(f"3/4 {settings.steps} GRPO steps, {settings.tasks_per_step} x {settings.group} episodes each")
+    heldout, trained, counts = _reinforced(settings, model, train, out, tell)
+    clock.lap("learn")
+    report = LearningReport(
+        settings=settings,
+        oracle_reward=_mean(recorded),
+        sft_losses=losses,
+        heldout=heldout,
+        train=[entry.get("reward") for entry in trained.history],
+        logp_diff_max=trained.logp_diff_max,
+        logp_diff_mean=trained.logp_diff_mean,
+        episodes=len(recorded) + counts[0],
+        failed=sum(result.reward is None for result in recorded) + counts[1],
+        seconds=clock.laps,
+        peak_memory=peak_memory(),
+        model=str(out / "model"),
+        curve=str(out / "learning.png"),
+    )
+    tell("4/4 drawing the curve")
+    draw_curve(report.heldout, report.train, report.oracle_reward, out / "learning.png")
+    (out / "learning.json").write_text(json.dumps(msgspec.to_builtins(report), indent=1) + "\n", encoding="utf-8")
+    return report
+
+
+def _tasks(settings: QuickstartSettings, split: Split, count: int) -> tuple[SweTask, ...]:
+    rows = operator_rows(count, split=split, seed=settings.seed)
+    return tasks_from_rows([(row["instance_id"], row) for row in rows]).tasks
+
+
+def _config(settings: QuickstartSettings, tasks: Sequence[SweTask], **changes: Any) -> RolloutConfig:
+    config: dict[str, Any] = {
+        "tasks": tuple(task.instance_id for task in tasks),
+        "agents": (settings.agent,),
+        "variant": settings.variant,
+        "concurrency": settings.concurrency,
+        "max_turns": 4,
+        "max_tokens": 96,
+        "deadline_s": 120.0,
+        "seed": settings.seed,
+        "threads": 1,
+    }
+    return RolloutConfig(**{**config, **changes})
+
+
+def _imitated(
+    settings: QuickstartSettings, tasks: Sequence[SweTask], out: Path, tell: Progress
+) -> tuple[ModelDir, list[RolloutResult]]:
+    """The policy before any training, and the oracle's episodes in its tokens."""
+    oracle = MediocreOracle(settings.skill, settings.seed)
+    stand_in = build_tiny_model(out / "stand-in", context=4096)
+    config = _config(settings, tasks[:_SAMPLES])
+    sampled = asyncio.run(record(config, stand_in, oracle, tasks, RunDir.create(out / "record-sample"), tell))
+    tokenizer = Tokenizer.from_file(str(stand_in.tokenizer_path))
+    texts = [
+        tokenizer.decode([*row.prompt_ids, *row.response_ids], skip_special_tokens=False)
+        for result in sampled
+        for row in result.rows
+    ]
+    if not texts:
+        raise ConfigError(f"no episode left a row: {sampled[0].error or sampled[0].status}.")
+    model = build_policy(out / "model", texts, seed=settings.seed)
+    recorded = asyncio.run(record(_config(settings, tasks), model, oracle, tasks, RunDir.create(out / "record"), tell))
+    return model, recorded
+
+
+def _reinforced(
+    settings: QuickstartSettings, model: ModelDir, train: Sequence[SweTask], out: Path, tell: Progress
+) -> tuple[list[Point], Any, tuple[int, int]]:
+    """GRPO with held-out episodes in between: the curve, the trainer's report, episodes and failures."""
+    heldout = _tasks(settings, "heldout", settings.heldout)
+    config = _config(settings, [*train, *heldout], n=settings.group)
+    run = RunDir.create(out / "learn")
+    requests = [_request(task, settings) for task in heldout]
+    with LiveRollouts(config, model, run, _quiet, [*train, *heldout]) as live:
+        sources: list[Any] = []
+
+        def make_source(module: Any, tokenizer: Any) -> Any:
+            sources.append(live.make_source(module, tokenizer))
+            return sources[0]
+
+        def told(at: Point) -> None:
+            tell(f"held-out reward after {at.step} updates: {at.reward:.2f} ± {at.stderr:.2f} ({at.episodes} episodes)")
+
+        curve = HeldOut(
+            lambda: sources[0],
+            live.sync,
+            requests,
+            every=settings.eval_every,
+            final_attempts=settings.final_attempts,
+            on_point=told,
+        )
+        report = train_live(
+            make_source,
+            [LiveTask(task_id=task.instance_id, agent=settings.agent) for task in train],
+            model.path,
+            out_dir=out,
+            steps=settings.steps,
+            num_generations=settings.group,
+            tasks_per_step=settings.tasks_per_step,
+            micro_batch=settings.group,
+            learning_rate=settings.learning_rate,
+            sync=live.sync,
+            gradient_checkpointing=False,
+            save_model=True,
+            seed=settings.seed,
+            callbacks=[curve],
+            progress=_steps_only(tell),
+        )
+        results = run.results()
+    return curve.points, report, (len(results), sum(result.reward is None for result in results))
+
+
+def _request(task: SweTask, settings: QuickstartSettings) -> EpisodeRequest:
+    seed = zlib.crc32(f"{settings.seed}:{task.instance_id}".encode())
+    return EpisodeRequest(task_id=task.instance_id, agent=settings.agent, group=0, seed=seed, prompt="", training=False)
+
+
+def _mean(results: Sequence[RolloutResult]) -> float:
+    rewards = [result.reward for result in results if result.reward is not None]
+    return sum(rewards) / len(rewards) if rewards else math.nan
+
+
+def _quiet(_line: str) -> None:
+    """A thousand episodes need no line each; they are in the run folder."""
+
+
+def _steps_only(tell: Progress) -> Progress:
+    return lambda line: tell(line) if line.startswith("step ") else None
+
+
+class _Clock:
+    """Wall time of stages, seconds."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = round(now - self._since, 1)
+        self._since = now

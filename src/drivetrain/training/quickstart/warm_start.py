@@ -1,0 +1,73 @@
+"""Supervised fine-tuning (TRL's SFTTrainer) on recorded tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.engines.models import ModelDir
+from drivetrain.errors import ConfigError
+from drivetrain.trace.export.sft_tokens import sft_token_lines
+from drivetrain.trace.sample import HarnessTrace
+from drivetrain.training.train import load_model
+from drivetrain.training.versions import known_warnings, require_trl
+
+
+def warm_start(
+    model_dir: ModelDir,
+    rows: Sequence[HarnessTrace],
+    *,
+    out_dir: Path,
+    epochs: float,
+    learning_rate: float,
+    batch: int,
+    seed: int,
+) -> list[float]:
+    """Train ``model_dir`` in place on the sampled tokens of ``rows``; the losses that TRL logged (nats per token).
+
+    Args:
+        out_dir: where TRL may write.
+        batch: rows per update.
+
+    Raises:
+        ConfigError: no rows.
+        MissingDependency: TRL is not installed.
+    """
+    require_trl()
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    if not rows:
+        raise ConfigError("there is no row to fine-tune on.", fix="Record episodes that the agent completes.")
+    model, tokenizer = load_model(model_dir.path)
+    config: dict[str, Any] = {
+        "output_dir": str(out_dir),
+        "per_device_train_batch_size": batch,
+        "num_train_epochs": epochs,
+        "learning_rate": learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 10,
+        "max_length": None,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "logging_steps": 5,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "seed": seed,
+    }
+    with known_warnings():
+        trainer = SFTTrainer(
+            model=model,
+            args=SFTConfig(**config),
+            train_dataset=Dataset.from_list(sft_token_lines(rows)),
+            processing_class=tokenizer,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    model.save_pretrained(model_dir.path, safe_serialization=True)
+    return [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
