@@ -214,6 +214,18 @@ class SessionStore:
         except KeyError:
             raise Refusal("not_found", f"no session {session_id!r}.") from None
 
+    def forget(self, session_id: str) -> None:
+        """Let go of a sealed session; the journal keeps it. Its key is unknown from now on.
+
+        Raises:
+            Refusal: no such session.
+            ConfigError: it is open.
+        """
+        session = self.get(session_id)
+        if session.state != "sealed":
+            raise ConfigError(f"session {session_id!r} is open.", fix="Seal it first.")
+        self._forget(session)
+
     def authenticate(self, key: str) -> Session:
         """Session of a key.
 

@@ -27,7 +27,6 @@ from drivetrain.training.sources import EpisodeRequest, LiveSource
 from drivetrain.training.weights import fenced_sync
 from swe_rl_env.tasks.model import SweTask
 
-
 FIXED_TEXT = (
     "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n    return ordered[middle]\n\n"
     "The river rises in the hills, turns twice around the old town and reaches the sea after forty miles."
@@ -38,8 +37,8 @@ FIXED_TEXT = (
 class LiveRollouts:
     """A context that gives ``train_live`` its source, its tasks and its weight sync.
 
-    The embedded engine serves the trainer's own module: nothing is copied, and ``sync`` only closes the gateway's fence,
-    bumps the policy version, drops cached keys and values and opens it again. A server gets the weights through
+    The embedded engine serves the trainer's own module: nothing is copied, and ``sync`` only closes the gateway's
+    fence, bumps the policy version, drops cached keys and values and opens it again. A server gets the weights through
     ``transfer`` meanwhile, and must then say of a fixed text what the trainer's module says, at the start as well.
     Every episode is recorded in ``run`` like those of ``drivetrain rollout``.
 
@@ -69,7 +68,8 @@ class LiveRollouts:
     ) -> None:
         if config.engine.is_remote != (transfer is not None):
             raise ConfigError(
-                f"engine {config.engine.kind} needs {'a' if config.engine.is_remote else 'no'} way to send weights to it.",
+                f"engine {config.engine.kind} takes weights {'only through a' if transfer is None else 'without any'} "
+                "transfer.",
                 fix="Give transfer=FileTransfer(urls, folder) with a server, and none with the embedded engine.",
             )
         idle = [agent for agent in config.agents if agent in REFERENCE_AGENTS]

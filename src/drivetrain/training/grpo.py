@@ -14,11 +14,13 @@ from typing import Any
 
 import msgspec
 import torch
+from accelerate.utils import gather_object
 from trl.extras.profiling import profiling_context
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from drivetrain.errors import ConfigError
-from drivetrain.training.delta import LogpDelta, measure_delta, trained_mask
+from drivetrain.training.alarm import DeltaAlarm, sound_alarm
+from drivetrain.training.delta import LogpDelta, delta_metrics, measure_delta, merge_deltas, trained_mask
 from drivetrain.training.microbatch import completion_logps, row_chunks
 from drivetrain.training.versions import require_trl
 
@@ -31,9 +33,12 @@ class BatchSummary(msgspec.Struct, kw_only=True):
     """What one generation batch of this rank held.
 
     ``row_rollout[i]`` is the index of row i's rollout, -1 for padding rows. ``advantages`` has one entry per row.
-    ``delta`` is None when the importance-sampling correction is off.
+    ``delta`` is None when the importance-sampling correction is off. ``step`` is the global step that it was sampled
+    for; ``rollout_ids`` names the rollouts.
     """
 
+    step: int = 0
+    rollout_ids: list[str] = []
     rollouts: int
     row_rollout: list[int]
     trained_tokens: int
@@ -52,14 +57,27 @@ class ForkGRPOTrainer(GRPOTrainer):
     entry per rollout, so reward functions and log tables are those of TRL. Without ``row_rollout`` it behaves as
     GRPOTrainer. ``first_batch`` and ``last_batch`` describe the first and the latest generation batch.
 
-    TRL's ``completions/*`` metrics count rows, padding rows included.
+    TRL's ``completions/*`` metrics count rows, padding rows included. With the importance-sampling correction on, the
+    log-prob difference to the sampler is logged as ``delta/*`` (:func:`~drivetrain.training.delta.delta_metrics`).
+
+    Args:
+        args, kwargs: GRPOTrainer's.
+        alarm: what becomes of a difference that is too large; None: it is measured only.
+        on_batch: called with every generation batch of this rank, before it is trained.
 
     Raises:
         ConfigError: another TRL minor version, a missing rollout_func, or a loss or ratio that depends on how many rows
             a rollout has.
+        LogpMismatch (from ``train``): the first batch rang the alarm; nothing was trained.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        alarm: DeltaAlarm | None = None,
+        on_batch: Callable[[BatchSummary], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
         require_trl()
         super().__init__(*args, **kwargs)
         self.rollout_func: Any  # TRL's optional function, which _generate replaces for the length of a call
@@ -77,8 +95,11 @@ class ForkGRPOTrainer(GRPOTrainer):
             )
         self.first_batch: BatchSummary | None = None
         self.last_batch: BatchSummary | None = None
+        self._alarm = alarm
+        self._on_batch = on_batch
         self._owners: list[int] = []
         self._first_rows: list[int] = []
+        self._rollout_ids: list[str] = []
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Call the rollout function, pad its rows, and let TRL process them as if each row had its own prompt."""
@@ -86,6 +107,7 @@ class ForkGRPOTrainer(GRPOTrainer):
         output = dict(self.rollout_func(copy.deepcopy(prompts), self))
         self._owners = list(output.pop("row_rollout", range(len(prompts))))
         self._first_rows = _first_rows(self._owners, output, len(prompts))
+        self._rollout_ids = [str(name) for name in output.get("rollout_id") or range(len(prompts))]
         self._pad_rows(output)
         row_prompts = [prompts[max(owner, 0)] for owner in self._owners]
         rollout_func = self.rollout_func
@@ -108,15 +130,34 @@ class ForkGRPOTrainer(GRPOTrainer):
         batch = super()._generate_and_score_completions(inputs)
         owners = torch.tensor(self._owners, device=batch["advantages"].device)
         batch["advantages"] = batch["advantages"][owners.clamp(min=0)].masked_fill(owners < 0, 0.0)
+        delta = measure_delta(batch, self._owners)
         self.last_batch = BatchSummary(
+            step=int(self.state.global_step),
+            rollout_ids=self._rollout_ids,
             rollouts=len(self._first_rows),
             row_rollout=list(self._owners),
             trained_tokens=int(trained_mask(batch).sum()),
             advantages=[float(value) for value in batch["advantages"]],
-            delta=measure_delta(batch),
+            delta=delta,
         )
+        first = self.first_batch is None
         self.first_batch = self.first_batch or self.last_batch
+        if self._on_batch is not None:
+            self._on_batch(self.last_batch)
+        if delta is not None:
+            self._report_delta(delta, batch, first)
         return batch
+
+    def _report_delta(self, delta: LogpDelta, batch: dict[str, Any], first: bool) -> None:
+        """Log the difference of all ranks; judge this rank's own, whose rows are here."""
+        model: Any = self.model
+        whole = merge_deltas(gather_object([delta]))
+        for name, value in delta_metrics(whole).items():
+            self._metrics["train" if model.training else "eval"][name].append(value)
+        if self._alarm is not None:
+            alarm = self._alarm if first else msgspec.structs.replace(self._alarm, action="warn")
+            names = [f"rollout {self._rollout_ids[owner]}" if owner >= 0 else "padding" for owner in self._owners]
+            sound_alarm(alarm, delta, batch, self.accelerator.unwrap_model(model), self.temperature, names)
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import msgspec
 
 from drivetrain.cache import Progress
 from drivetrain.errors import ConfigError
-from drivetrain.training.grpo import attach_engine
+from drivetrain.training.alarm import DeltaAlarm
+from drivetrain.training.grpo import BatchSummary, attach_engine
 from drivetrain.training.recipe import grpo_config
 from drivetrain.training.report import TrainReport, build_report
 from drivetrain.training.sources import EpisodeRequest, EpisodeSource
@@ -36,12 +37,17 @@ def train_live(
     steps: int,
     num_generations: int = 4,
     tasks_per_step: int = 1,
+    micro_batch: int = 1,
     learning_rate: float = 1e-6,
     temperature: float = 1.0,
     sync: Callable[[int], None] | None = None,
     gradient_checkpointing: bool = True,
     save_model: bool = False,
     seed: int = 42,
+    callbacks: Sequence[Any] = (),
+    alarm: DeltaAlarm | None = None,
+    on_batch: Callable[[BatchSummary], None] | None = None,
+    settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> TrainReport:
     """Train for ``steps`` on-policy GRPO steps on episodes run between the updates.
@@ -51,12 +57,17 @@ def train_live(
             (``EmbeddedEngine(model=model)``), the gateway and the runner, and returns a source such as LiveSource.
             Weights need no copying; episodes and updates alternate, and TRL is blocked while episodes run.
         tasks: the training set, cycled in order.
+        micro_batch: rollouts that share a forward and backward pass.
         temperature: must be the session policy's sampling temperature.
         sync: called with the global step before the first episode of a step: bump the engine's policy version and
             drop its caches here.
+        callbacks: further transformers ``TrainerCallback`` objects.
+        alarm, on_batch: see :class:`~drivetrain.training.grpo.ForkGRPOTrainer`.
+        settings: further settings of the GRPOConfig, e.g. a recipe's.
 
     Raises:
         ConfigError: no tasks, or sizes that do not fit.
+        LogpMismatch: the alarm rang over the first batch; nothing was trained.
     """
     if not tasks:
         raise ConfigError("there are no tasks to train on.", fix="Give at least one task.")
@@ -69,14 +80,27 @@ def train_live(
         out_dir,
         num_generations=num_generations,
         prompts_per_step=min(tasks_per_step, len(tasks)),
+        micro_batch=micro_batch,
         steps=steps,
         learning_rate=learning_rate,
         temperature=temperature,
-        gradient_checkpointing=gradient_checkpointing,
         seed=seed,
+        **{"gradient_checkpointing": gradient_checkpointing, **(settings or {})},
     )
     dataset = Dataset.from_list([{"prompt": [_message(task)]} for task in tasks])
-    trainer = build_trainer(source, model, tokenizer, dataset, config, bad_rollouts="mask", progress=progress)
+    trainer = build_trainer(
+        source,
+        model,
+        tokenizer,
+        dataset,
+        config,
+        bad_rollouts="mask",
+        alarm=alarm,
+        on_batch=on_batch,
+        progress=progress,
+    )
+    for callback in callbacks:
+        trainer.add_callback(callback)
     attach_engine(trainer, sync)
     with known_warnings():
         trainer.train()

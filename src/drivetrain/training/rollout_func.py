@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from drivetrain.errors import ConfigError, InfrastructureError
 from drivetrain.rollout.result import RolloutResult
+from drivetrain.rollout.route import route_of
 from drivetrain.training.rows import (
     ForkedRollout,
     ForkMode,
@@ -96,7 +97,7 @@ def build_requests(prompts: Sequence[Any], trainer: Any, *, default_agent: str, 
     step = int(getattr(getattr(trainer, "state", None), "global_step", 0))
     requests = []
     for index, prompt in enumerate(prompts):
-        task_id, agent = _route(prompt, default_agent)
+        task_id, agent = route_of(prompt, default_agent)
         group = (rank * len(prompts) + index) % copies
         text = f"{seed}:{step}:{int(training)}:{task_id}:{agent}:{group}"
         requests.append(
@@ -161,15 +162,3 @@ def _masked_if_bad(result: RolloutResult, request: EpisodeRequest, forks: ForkMo
     except RowError as error:
         return failed_result(request, str(error), status="unscorable")
     return result
-
-
-def _route(prompt: Any, default_agent: str) -> tuple[str, str]:
-    """Task and agent of one prompt, from the extra keys of its last message that has them."""
-    messages = prompt if isinstance(prompt, list) else []
-    for message in reversed(messages):
-        if isinstance(message, dict) and message.get("task_id"):
-            return str(message["task_id"]), str(message.get("agent") or default_agent)
-    raise ConfigError(
-        "a prompt of the dataset names no task.",
-        fix="Give a message the key task_id: [{'role': 'user', 'content': '...', 'task_id': '...'}].",
-    )

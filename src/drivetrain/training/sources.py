@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from drivetrain.errors import ConfigError, DrivetrainError
+from drivetrain.rollout.loop_thread import LoopThread
 from drivetrain.rollout.result import RolloutResult, RolloutStatus
 
 GroupKey = tuple[str, str]
@@ -132,36 +132,24 @@ class LiveSource:
         self._episode = episode
         self._concurrency = concurrency
         self._timeout = timeout
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="drivetrain-episodes", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("drivetrain-episodes")
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop on which episodes, engine and gateway live."""
-        return self._loop
+        return self._thread.loop
 
     def run(self, requests: Sequence[EpisodeRequest]) -> list[RolloutResult]:
         """Run all requests and wait for the last one; results in the order of the requests."""
-        future = asyncio.run_coroutine_threadsafe(self._run_all(requests), self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # a KeyboardInterrupt in the trainer must not leave episodes running
-            raise
+        return self._thread.wait(self._run_all(requests))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run one coroutine on the episodes' loop and return its value: start or stop the engine and the gateway."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._thread.wait(work)
 
     def close(self) -> None:
         """Stop the event loop; idempotent."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._thread.close()
 
     async def _run_all(self, requests: Sequence[EpisodeRequest]) -> list[RolloutResult]:
         gate = asyncio.Semaphore(self._concurrency)

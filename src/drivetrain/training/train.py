@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from drivetrain.cache import Progress
 from drivetrain.engines.quiet import no_progress_bars
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.result import RolloutResult
+from drivetrain.training.alarm import DeltaAlarm
 from drivetrain.training.groups import check_against_model, prompt_dataset, training_groups
-from drivetrain.training.grpo import ForkGRPOTrainer, attach_engine
+from drivetrain.training.grpo import BatchSummary, ForkGRPOTrainer, attach_engine
 from drivetrain.training.recipe import check_no_dropout, grpo_config
 from drivetrain.training.report import TrainReport, build_report
 from drivetrain.training.rollout_func import build_rollout_func, env_reward
@@ -39,6 +40,9 @@ def train_recorded(
     policy_version: int | None = None,
     save_model: bool = False,
     seed: int = 42,
+    alarm: DeltaAlarm | None = None,
+    on_batch: Callable[[BatchSummary], None] | None = None,
+    settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> TrainReport:
     """Train ``model_dir`` in fp32 on the CPU for ``steps`` GRPO updates on one batch of recorded rollouts.
@@ -55,11 +59,14 @@ def train_recorded(
         learning_rate: constant.
         temperature: the sampler's temperature; another value shows up as a large log-prob difference.
         policy_version: when given, refuse rows sampled by any other version.
+        alarm, on_batch: see :class:`~drivetrain.training.grpo.ForkGRPOTrainer`.
+        settings: further settings of the GRPOConfig, e.g. a recipe's.
         progress: receives one line per stage and micro-batch.
 
     Raises:
         ConfigError: unequal groups, nothing to train, rows that do not fit the model, or dropout in the model.
         RowError: a row breaks the contract.
+        LogpMismatch: the alarm rang; nothing was trained.
         MissingDependency: TRL is not installed.
     """
     tell = progress or (lambda _line: None)
@@ -80,11 +87,16 @@ def train_recorded(
         num_iterations=steps,
         learning_rate=learning_rate,
         temperature=temperature,
-        gradient_checkpointing=longest * -(-rows // len(results)) > CHECKPOINT_TOKENS,
         seed=seed,
+        **{
+            "gradient_checkpointing": longest * -(-rows // len(results)) > CHECKPOINT_TOKENS,
+            **(settings or {}),
+        },
     )
     tell(f"{len(results)} rollouts, {rows} rows, {len(groups)} groups of {size}; longest row {longest} tokens")
-    trainer = build_trainer(source, model, tokenizer, prompt_dataset(groups), config, progress=tell)
+    trainer = build_trainer(
+        source, model, tokenizer, prompt_dataset(groups), config, alarm=alarm, on_batch=on_batch, progress=tell
+    )
     attach_engine(trainer)
     with known_warnings():
         trainer.train()
@@ -128,9 +140,12 @@ def build_trainer(
     config: Any,
     *,
     bad_rollouts: Any = "raise",
+    alarm: DeltaAlarm | None = None,
+    on_batch: Callable[[BatchSummary], None] | None = None,
     progress: Progress | None = None,
 ) -> ForkGRPOTrainer:
-    """A ForkGRPOTrainer that takes its rollouts from ``source`` and its reward from the environment."""
+    """A ForkGRPOTrainer that takes its rollouts from ``source`` and its reward from the environment; ``alarm`` and
+    ``on_batch`` are the trainer's."""
     rollout_func = build_rollout_func(
         source,
         eos_id=tokenizer.eos_token_id,
@@ -147,6 +162,8 @@ def build_trainer(
             train_dataset=dataset,
             processing_class=tokenizer,
             rollout_func=rollout_func,
+            alarm=alarm,
+            on_batch=on_batch,
         )
     trainer.remove_callback(PrinterCallback)  # what a step did is in the report; stdout belongs to the caller
     if progress is not None:

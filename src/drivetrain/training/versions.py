@@ -37,5 +37,6 @@ def known_warnings() -> Iterator[None]:
     """Silence what this combination of versions always says: TRL's experimental notice, transformers' renames."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
+        warnings.filterwarnings("ignore", message=".*importing from 'trl.experimental'")
         warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*deprecated", category=FutureWarning)
         yield
