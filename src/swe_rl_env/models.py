@@ -20,6 +20,7 @@ _FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 """Fields that an action of each type must have, and may have."""
 
+_TEXT_CHARS = 16 << 20
 _COMMAND_CHARS = 100_000  # one argument of a program may have 128 KiB (execve(2))
 
 
@@ -44,8 +45,8 @@ class SWEAction(Action):  # type: ignore[misc]  # openenv ships no types
     type: ActionType
     command: Annotated[_Text, Field(max_length=_COMMAND_CHARS)] | None = None
     path: Annotated[_Text, Field(min_length=1, max_length=4096)] | None = None
-    content: str | None = None
-    patch: str | None = None
+    content: Annotated[str, Field(max_length=_TEXT_CHARS)] | None = None
+    patch: Annotated[str, Field(max_length=_TEXT_CHARS)] | None = None
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")

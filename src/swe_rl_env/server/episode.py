@@ -123,7 +123,9 @@ class Episode:
         if self.done:
             raise EpisodeError("episode_over", f"Episode {self.id} is over ({self.status}).", fix="Reset.")
         if self.closed:
-            raise EpisodeError("closed", f"Episode {self.id} was closed.", fix="Reset.")
+            raise EpisodeError(
+                "closed", f"Episode {self.id} was closed, after a time in which nothing was asked of it.", fix="Reset."
+            )
 
     def _bounds(self, left: float) -> Bounds:
         return Bounds(

@@ -50,7 +50,8 @@ class Host:
         self._building: dict[str, asyncio.Lock] = {}
         self._live: dict[Episode, asyncio.TimerHandle | None] = {}
         self._opening = 0
-        self._parked: dict[str, Episode] = {}
+        self.parked: dict[str, Episode] = {}
+        """By id: episodes whose requests come one by one, and name it."""
         self._tasks_of_closing: set[asyncio.Task[None]] = set()
         self.closed = False
         at_exit(self.close)
@@ -88,7 +89,6 @@ class Host:
 
     async def _close(self) -> None:
         await self._loop.end_calls()
-        await asyncio.gather(*(episode.close() for episode in [*self._live]), return_exceptions=True)
         if self._backend is not None:
             await self._backend.aclose()
 
@@ -158,31 +158,9 @@ class Host:
         """Close an episode and forget it; idempotent."""
         self._unwatch(episode)
         self._live.pop(episode, None)
-        if self._parked.get(episode.id) is episode:
-            del self._parked[episode.id]
+        if self.parked.get(episode.id) is episode:
+            del self.parked[episode.id]
         await episode.close()
-
-    async def park(self, episode: Episode) -> None:
-        """Keep an episode for requests that come one by one and name it; one of the same id is closed."""
-        if (old := self._parked.get(episode.id)) is not None:
-            await self.drop(old)
-        self._parked[episode.id] = episode
-
-    def parked(self, episode_id: str | None) -> Episode:
-        """The episode of that id.
-
-        Raises:
-            EpisodeError: there is none, or none any more.
-        """
-        if episode_id is None:
-            raise EpisodeError(
-                "no_episode",
-                "This request says nothing of its episode.",
-                fix='POST /reset first and send "episode_id" of its metadata with every /step.',
-            )
-        if episode_id not in self._parked:
-            raise EpisodeError("no_episode", f"There is no episode {episode_id!r}, or none any more.", fix="Reset.")
-        return self._parked[episode_id]
 
     async def _workspace(self, built: BuiltTask) -> Workspace:
         return await open_workspace(

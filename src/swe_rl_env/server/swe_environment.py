@@ -164,12 +164,13 @@ class SWEEnvironment(Environment):  # type: ignore[misc]  # openenv ships no typ
 
     async def _reset_now(self, options: ResetOptions, alone: bool) -> SWEObservation:
         task = await asyncio.to_thread(self._host.catalogue.choose, options)
-        if self._episode is not None:
-            await self._host.drop(self._episode)
+        old = self._host.parked.get(options.episode_id or "") if alone else self._episode
+        if old is not None:
+            await self._host.drop(old)
             self._episode = None
         episode = await self._host.open(await self._host.built(task), options.episode_id)
         if alone:
-            await self._host.park(episode)
+            self._host.parked[episode.id] = episode
         else:
             self._episode = episode
         return episode.first()
@@ -180,7 +181,11 @@ class SWEEnvironment(Environment):  # type: ignore[misc]  # openenv ships no typ
     async def _step_now(
         self, action: SWEAction, timeout_s: float | None, named: str | None, alone: bool
     ) -> SWEObservation:
-        episode = self._host.parked(named) if alone else self._episode
+        episode = self._host.parked.get(named or "") if alone else self._episode
+        if episode is None and alone:
+            what = f"There is no episode {named!r}, or none any more." if named else "The request names no episode."
+            fix = 'POST /reset, and send "episode_id" of its metadata with every /step.'
+            raise EpisodeError("no_episode", what, fix=fix)
         if episode is None:
             raise EpisodeError("no_episode", "There is no episode yet.", fix="Reset.")
         return await self._host.step(episode, action, timeout_s)
@@ -195,6 +200,10 @@ class SWEEnvironment(Environment):  # type: ignore[misc]  # openenv ships no typ
         self._running.add(task)
         try:
             return await work
+        except asyncio.CancelledError:
+            if self._closed or self._host.closed:
+                raise EpisodeError("closed", "This session was closed.") from None
+            raise
         finally:
             self._running.discard(task)
 

@@ -13,7 +13,10 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 ONE_REQUEST: ContextVar[bool] = ContextVar("one_request", default=False)
-"""True in an HTTP request: OpenEnv makes an environment for it alone and closes it with the answer."""
+"""True in a request to one of :data:`ALONE`."""
+
+ALONE = ("/reset", "/step")
+"""Routes for which OpenEnv makes an environment that it closes with the answer."""
 
 _GRACE_S = 1.0
 _AHEAD = 64  # messages of a client that does not wait for answers
@@ -32,7 +35,7 @@ class Transport:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http":
+        if scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) in ALONE:
             ONE_REQUEST.set(True)
         if scope["type"] != "websocket":
             await self._app(scope, receive, send)

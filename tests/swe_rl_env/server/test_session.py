@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +14,12 @@ from openenv.core.llm_client import LLMResponse, ToolCall
 from drivetrain.engines.models import ModelDir
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.openenv import CLIAgentAdapter, WorksInSandbox
+from drivetrain.sandboxes import get_backend
 from drivetrain.tokens.codec import TokenCodec
 from swe_rl_env import BuiltTask, prompt_for
 from swe_rl_env.server.errors import EpisodeError
 from swe_rl_env.server.settings import Settings
+from swe_rl_env.server.toolbox import NAMES
 from swe_rl_env.session import SWESession, SWESessionFactory
 from tests.engines.test_model_step import Trainer
 from tests.swe_rl_agent.gateway_kit import CONTEXT, tool_call
@@ -81,6 +84,7 @@ def test_openenvs_rollout_func(factory: SWESessionFactory, backend: Watched, xml
 
 def test_a_session_says_how_it_ended(factory: SWESessionFactory, backend: Watched, xmltodict: BuiltTask) -> None:
     limits = HarnessRunLimits(max_turns=1)
+    assert [tool.name for tool in factory.create(xmltodict).list_tools()] == list(NAMES)
     session = factory.create({"instance_id": TASK, "other": 1}, seed=3, episode_id="e")
     (message,) = session.initial_messages()
     assert message == {"role": "user", "content": prompt_for(xmltodict.task)}
@@ -116,6 +120,29 @@ def test_machinery_that_fails_is_no_zero(factory: SWESessionFactory, backend: Wa
     session.close()
 
 
+async def test_an_adapter_that_failed_leaves_nothing_to_grade(
+    factory: SWESessionFactory, backend: Watched, xmltodict: BuiltTask
+) -> None:
+    """Between ``enter`` and ``leave`` the tools act in the adapter's sandbox; without ``leave`` there is no zero."""
+    for leaves, reward, status in ((True, 1.0, "ok"), (False, None, "infra_error")):
+        session = factory.create(xmltodict)
+        adapters = get_backend("local")
+        box = await adapters.create(session.sandbox_spec())
+        try:
+            await session.enter(box)
+            patch = {"patch": xmltodict.gold_patch.decode()}
+            assert (await asyncio.to_thread(session.call_tool, "apply_patch", patch)).error is None
+            if leaves:
+                await session.leave(box)
+        finally:
+            await adapters.aclose()
+        result = await asyncio.to_thread(session.verify, [])
+        assert (result.env_reward, result.metrics["status"]) == (reward, status)
+        late = await asyncio.to_thread(session.call_tool, "bash", {"command": "ls"})
+        assert late.done and late.error is not None
+        session.close()
+
+
 def test_the_steps_are_limited(factory: SWESessionFactory) -> None:
     session = factory.create(TASK)
     results = [session.call_tool("bash", {"command": f"echo {n}"}) for n in range(7)]
@@ -131,6 +158,11 @@ def test_what_names_no_task_is_refused(factory: SWESessionFactory) -> None:
             factory.create(task)
     with pytest.raises(EpisodeError, match="unknown_task"):
         factory.create("nothing")
+
+
+def test_tools_can_be_left_to_the_agent(xmltodict: BuiltTask) -> None:
+    with SWESessionFactory(tools=False) as bare:
+        assert bare.create(xmltodict).list_tools() == []
 
 
 def fix(built: BuiltTask) -> str:
