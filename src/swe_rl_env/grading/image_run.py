@@ -130,7 +130,7 @@ async def run_in_image(box: SandboxHandle, built: BuiltTask, canary: Canary | No
 
 
 async def _report(box: SandboxHandle, step: Step) -> bytes | None:
-    """What the step wrote; None when nothing that could be a report is there."""
+    """What the step wrote; None when nothing is there, empty when it is too large to read or no file."""
     if step.report is None:
         return None
     try:
@@ -139,8 +139,8 @@ async def _report(box: SandboxHandle, step: Step) -> bytes | None:
         return None
     except SandboxGone:
         raise
-    except SandboxError:  # too large, or no file
-        return None
+    except SandboxError:
+        return b""
 
 
 def _read(
