@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,14 +56,16 @@ class Inner:
 
 
 class NotedGate:
-    def __init__(self, notes: list[Any]) -> None:
+    def __init__(self, notes: list[Any], held: bool = False) -> None:
         self.notes = notes
+        self.held = held
 
-    def pause(self, how: Drain) -> None:
+    def pause(self, how: Drain) -> bool:
         self.notes.append(("close", how.mode, how.on_deadline))
+        return self.held
 
-    def resume(self, policy_version: int) -> None:
-        self.notes.append(("open", policy_version))
+    def resume(self, policy_version: int, fingerprint: Any = None) -> None:
+        self.notes.append(("open", policy_version, *([fingerprint] if fingerprint else [])))
 
     def advance(self, policy_version: int) -> None:
         self.notes.append(("advance", policy_version))
@@ -79,7 +82,7 @@ def test_the_gate_opens_when_the_version_is_known() -> None:
     weights.resume()
     assert notes == ["init", ("close", "drain", "hold"), "pause", [("w", 1)]], "the server waits for its version"
     weights.publish(6)
-    assert notes[4:] == [("open", 6), "resume"]
+    assert notes[4:] == ["resume", ("open", 6)], "a server that is asked for a fingerprint must not be paused"
     weights.pause()
     with pytest.raises(ConfigError, match="not sent"):
         weights.publish(7)
@@ -87,6 +90,17 @@ def test_the_gate_opens_when_the_version_is_known() -> None:
     assert notes[-1] == "destroy"
     AdapterVersions(NotedGate(notes)).publish(8)
     assert notes[-1] == ("advance", 8)
+
+
+def test_held_calls_go_on_under_the_new_version_and_weights_are_checked() -> None:
+    notes: list[Any] = []
+    told = object()
+    weights = FencedWeights(Inner(notes), NotedGate(notes, held=True), fingerprint=lambda: told)
+    weights.attach()
+    weights.pause()
+    weights.send_weights(iter([]))
+    weights.publish(2)
+    assert notes == [("close", "drain", "hold"), "pause", [], ("open", 2, told), "resume"]
 
 
 def test_grpo_trainers_own_transfer_is_fenced() -> None:
@@ -143,7 +157,7 @@ def served(tiny_model: ModelDir, codec: TokenCodec, tmp_path: Path) -> Iterator[
 def test_a_gate_is_worked_over_its_socket(served: tuple[Gateway, LoopThread, Path]) -> None:
     gateway, _, folder = served
     gate = SocketGate(folder)
-    gate.pause(Drain())
+    assert gate.pause(Drain()) is False
     assert gateway.fence.status().state == "closed"
     gate.pause(Drain())  # a lost answer is asked for again
     gate.resume(4)
@@ -194,22 +208,14 @@ async def test_a_folder_that_others_reach_is_refused(tmp_path: Path) -> None:
         await serve_gate(object(), tmp_path)  # type: ignore[arg-type]
 
 
-def _child(folder: str, out: Any) -> None:
-    gate = SocketGate(Path(folder))
-    gate.pause(Drain())
-    gate.resume(9)
-    out.put("done")
-
-
 def test_another_process_works_the_gate(served: tuple[Gateway, LoopThread, Path]) -> None:
     gateway, _, folder = served
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-    child = context.Process(target=_child, args=(str(folder), out))
-    child.start()
-    assert out.get(timeout=60) == "done"
-    child.join(10)
-    assert gateway.engine.policy_version == 9
+    code = (
+        "import sys, pathlib; from drivetrain.rollout.gate import Drain, SocketGate; "
+        "gate = SocketGate(pathlib.Path(sys.argv[1])); gate.pause(Drain()); gate.resume(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=100)
+    assert (gateway.engine.policy_version, gateway.fence.status().counts.pauses) == (9, 1)
 
 
 # Under load ----------------------------------------------------------------------------------------------------------

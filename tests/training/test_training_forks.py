@@ -90,26 +90,44 @@ def test_two_groups_and_a_failed_rollout(
     assert batch.advantages[failed] == 0.0
 
 
-def test_forks_as_extra_generations_would_be_wrong(
-    make_group: Group, model_dir: Path, gradient_by_hand: Reference
-) -> None:
-    """Guards the guard: the reference tells a baseline that counts forks from one that does not."""
+def split(result: RolloutResult, rows: Sequence[Any], number: int) -> RolloutResult:
+    return RolloutResult(
+        rollout_id=f"{result.rollout_id}-{number}",
+        session_id="",
+        task_id=result.task_id,
+        agent=result.agent,
+        group=result.group * 10 + number,
+        status="ok",
+        reward=result.reward,
+        rows=list(rows),
+    )
+
+
+def cosine(one: dict[str, Any], two: dict[str, Any]) -> float:
+    a, b = (torch.cat([gradient[name].flatten() for name in sorted(gradient)]) for gradient in (one, two))
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+
+
+def test_shortcuts_give_another_gradient(make_group: Group, model_dir: Path, gradient_by_hand: Reference) -> None:
+    """Guards the guard: the reference tells the right gradient from what is tempting. Against it, for these rollouts
+    (largest difference, cosine): every fork an extra generation NUMBERS_EXTRA, only the last row NUMBERS_LAST, only the
+    first row NUMBERS_FIRST; ForkGRPOTrainer 6e-8 and 1.000 (trl.md section 4, other rollouts: 0.79 and 0.73).
+
+    Ballast rows (G*K slots filled up with masked rows, rewards replaced by advantages) are exact in the gradient, 6e-8,
+    but the trainer then logs advantages in the place of rewards, and K must be fixed ahead.
+    """
     results = make_group([1.0, 0.0, 0.3, 0.0], rows=(2, 1, 3, 1))
-    counted = [
-        RolloutResult(
-            rollout_id=f"{result.rollout_id}-{index}",
-            session_id="",
-            task_id=result.task_id,
-            agent=result.agent,
-            group=len(result.rows) * 10 + index,
-            status="ok",
-            reward=result.reward,
-            rows=[row],
-        )
-        for result in results
-        for index, row in enumerate(result.rows)
-    ]
-    assert largest_difference(gradient_by_hand(counted, model_dir), gradient_by_hand(results, model_dir)) > 1e-3
+    right = gradient_by_hand(results, model_dir)
+    variants = {
+        "extra generations": [split(r, [row], n) for r in results for n, row in enumerate(r.rows)],
+        "last row": [split(result, result.rows[-1:], 0) for result in results],
+        "first row": [split(result, result.rows[:1], 0) for result in results],
+    }
+    for name, variant in variants.items():
+        wrong = gradient_by_hand(variant, model_dir)
+        print(f"\n{name}: {largest_difference(wrong, right):.1e}, cosine {cosine(wrong, right):.3f}", end="")
+        assert largest_difference(wrong, right) > 1e-3
+        assert cosine(wrong, right) < 0.99
 
 
 def test_fork_blind_settings_are_refused(make_group: Group, model_dir: Path, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ class Fence:
             owner=pause.owner if pause else "",
             mode=pause.mode if pause else "",
             failed=pause.failed if pause else "",
+            held=pause.held if pause else False,
             paused_for_s=time.monotonic() - pause.since if pause else 0.0,
             counts=msgspec.structs.replace(self.counts),
         )

@@ -64,7 +64,8 @@ class FenceCounts(msgspec.Struct):
 
 
 class FenceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The gate now. ``owner`` and ``mode`` are empty while it is open; ``failed`` says why a pause went wrong."""
+    """The gate now. ``owner`` and ``mode`` are empty while it is open; ``failed`` says why a pause went wrong; ``held``
+    whether the engine holds calls."""
 
     state: FenceState
     policy_version: int
@@ -73,6 +74,7 @@ class FenceStatus(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     mode: str = ""
     failed: str = ""
+    held: bool = False
     paused_for_s: float = 0.0
     counts: FenceCounts
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from drivetrain.engines.fingerprint import Fingerprint
 from drivetrain.engines.protocol import Engine, EngineError, VersionSettable
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.admin_fence import fence_routes
@@ -43,11 +44,11 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 class Gate(Protocol):
     """What :class:`drivetrain.training.fenced.FencedWeights` asks of a gate. Blocking; errors are the fence's."""
 
-    def pause(self, how: Drain) -> None:
-        """Close the gate; when this returns, no engine step runs."""
+    def pause(self, how: Drain) -> bool:
+        """Close the gate; when this returns, no engine step runs. Whether the engine holds calls for that."""
 
-    def resume(self, policy_version: int) -> None:
-        """Reset the engine's prefix cache, set the version and open the gate."""
+    def resume(self, policy_version: int, fingerprint: Fingerprint | None = None) -> None:
+        """Reset the engine's prefix cache, set the version, check the servers' weights and open the gate."""
 
     def advance(self, policy_version: int) -> None:
         """The version of calls from now on, without closing: for adapters that go on under their own names."""
@@ -66,13 +67,14 @@ class LocalGate:
         self._loop = loop
         self._fence = ThreadFence(gateway.fence, loop)
 
-    def pause(self, how: Drain) -> None:
+    def pause(self, how: Drain) -> bool:
         """See :class:`Gate`."""
-        self._fence.pause(how.mode, deadline_s=how.deadline_s, on_deadline=how.on_deadline, owner=OWNER)
+        status = self._fence.pause(how.mode, deadline_s=how.deadline_s, on_deadline=how.on_deadline, owner=OWNER)
+        return status.held
 
-    def resume(self, policy_version: int) -> None:
+    def resume(self, policy_version: int, fingerprint: Fingerprint | None = None) -> None:
         """See :class:`Gate`."""
-        self._fence.resume(policy_version, owner=OWNER)
+        self._fence.resume(policy_version, fingerprint=fingerprint, owner=OWNER)
 
     def advance(self, policy_version: int) -> None:
         """See :class:`Gate`."""
@@ -89,17 +91,19 @@ class SocketGate:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def pause(self, how: Drain) -> None:
+    def pause(self, how: Drain) -> bool:
         """See :class:`Gate`."""
-        if self._served():
-            body = {"owner": OWNER, **msgspec.to_builtins(how)}
-            self._post("/admin/pause", body, timeout_s=how.deadline_s + _GRACE_S)
+        if not self._served():
+            return False
+        body = {"owner": OWNER, **msgspec.to_builtins(how)}
+        return bool(self._post("/admin/pause", body, timeout_s=how.deadline_s + _GRACE_S)["held"])
 
-    def resume(self, policy_version: int) -> None:
+    def resume(self, policy_version: int, fingerprint: Fingerprint | None = None) -> None:
         """See :class:`Gate`."""
         self._keep(policy_version)
         if self._served():
-            self._post("/admin/resume", {"owner": OWNER, "policy_version": policy_version}, timeout_s=_GRACE_S)
+            body = {"owner": OWNER, "policy_version": policy_version, "fingerprint": fingerprint}
+            self._post("/admin/resume", body, timeout_s=_GRACE_S)
 
     def advance(self, policy_version: int) -> None:
         """See :class:`Gate`."""
@@ -113,7 +117,7 @@ class SocketGate:
     def _keep(self, policy_version: int) -> None:
         _version_file(self._folder).write_text(str(policy_version), encoding="ascii")
 
-    def _post(self, path: str, body: Any, *, timeout_s: float) -> None:
+    def _post(self, path: str, body: Any, *, timeout_s: float) -> dict[str, Any]:
         connection = _UnixConnection(_socket(self._folder), timeout_s)
         try:
             connection.request("POST", path, msgspec.json.encode(body))
@@ -125,6 +129,7 @@ class SocketGate:
             connection.close()
         if answer.status != 200:
             raise _refused(answer.status, text)
+        return msgspec.json.decode(text, type=dict[str, Any])
 
 
 async def serve_gate(gateway: Gateway, folder: Path) -> web.AppRunner:

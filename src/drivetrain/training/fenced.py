@@ -7,9 +7,10 @@ the old version, what is sampled after it the new one, and no call runs in betwe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from drivetrain.engines.fingerprint import Fingerprint
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.gate import Drain, Gate
 
@@ -52,12 +53,23 @@ class FencedWeights:
         inner: what moves the weights, e.g. TRL's ``WeightTransferClient``.
         gate: of the gateway that serves the agents.
         drain: what becomes of calls in flight.
+        fingerprint: called after an update; what it says of a fixed text the servers must say too before the gate opens
+            (:func:`drivetrain.engines.fingerprint_torch.fingerprint_of`). For a transfer that can fail in silence.
 
     Raises (from :meth:`pause`):
         FenceTimeout, FenceBusy, EngineError: the gate could not be closed; the weights were not touched.
     """
 
-    def __init__(self, inner: WeightTransfer, gate: Gate, *, drain: Drain | None = None) -> None:
+    def __init__(
+        self,
+        inner: WeightTransfer,
+        gate: Gate,
+        *,
+        drain: Drain | None = None,
+        fingerprint: Callable[[], Fingerprint] | None = None,
+    ) -> None:
+        self._fingerprint = fingerprint
+        self._held = False
         self._inner = inner
         self._gate = gate
         self._drain = drain or Drain()
@@ -84,7 +96,7 @@ class FencedWeights:
 
     def pause(self) -> None:
         """Close the gate, then pause the server."""
-        self._gate.pause(self._drain)
+        self._held = self._gate.pause(self._drain)
         self._paused, self._sent = True, False
         self._inner.pause()
 
@@ -97,21 +109,27 @@ class FencedWeights:
         """Nothing yet: a server that went on now would sample with weights that have no version."""
 
     def publish(self, policy_version: int) -> None:
-        """Open the gate with ``policy_version``, then let the server go on.
+        """Open the gate with ``policy_version`` and let the server go on: before that where nothing is held, so that it
+        can be asked for the fingerprint; together where calls are held, so that none goes on under the old version.
 
         A version that is told while nothing is paused (a trainer that resumes from a checkpoint) is that of the next
         update's predecessor; nothing happens.
 
         Raises:
             ConfigError: no weights were sent since the pause.
+            WeightsMismatch: a server's weights are not those of the fingerprint; the gate stays closed.
         """
         if not self._paused:
             return
         if not self._sent:
             raise ConfigError(f"version {policy_version} was published, but its weights were not sent.")
-        self._gate.resume(policy_version)
+        told = self._fingerprint() if self._fingerprint is not None else None
+        if not self._held:
+            self._inner.resume()
+        self._gate.resume(policy_version, told)
         self._paused = False
-        self._inner.resume()
+        if self._held:
+            self._inner.resume()
 
     def destroy(self) -> None:
         """Let the inner transfer go."""
