@@ -30,6 +30,7 @@ from openenv.core.harness import ResourceSessionFactory, TrainableSession
 from openenv.core.harness.capture.upstream import training_sampling
 
 from drivetrain.rollout.openenv import AgentSessionFactory, AgentSessions, EpisodeUngraded
+from drivetrain.rollout.openenv.session import RunStopped
 
 SAMPLING = training_sampling({"temperature": 0.8, "top_p": 1.0, "top_k": 0})
 AGENTS: dict[str, Agent] = {
@@ -148,6 +149,20 @@ def test_a_trace_that_cannot_be_exported_is_an_ungraded_rollout(make: Make, monk
         session.wait_for_completion()
     assert session.fetch_training_trace().turns == []
     assert session.verify([]).env_reward is None
+
+
+@pytest.mark.case("B7")
+def test_a_run_that_loses_its_tokens_to_faults_stops(make: Make, runners: list[ScriptedRunner]) -> None:
+    factory = make("plain")
+    session = factory.create(prompt("plain"), seed=1, episode_id="a")
+    session.wait_for_completion()
+    assert session.fetch_training_trace().turns
+    runners[0].guard.add(30, {"undelivered": 900, "": 100})
+    late = factory.create(prompt("plain"), seed=1, episode_id="b")
+    late.wait_for_completion()
+    with pytest.raises(RunStopped, match="undelivered 900") as stopped:
+        late.fetch_training_trace()
+    assert isinstance(stopped.value, ValueError), "what ends TRL's worker"
 
 
 def test_an_episode_that_goes_on_is_neither_graded_nor_fetched_and_ends_with_its_session(

@@ -43,7 +43,7 @@ class MeasuredAsyncGRPOTrainer(AsyncGRPOTrainer):
         kept: list[Any] = []
         hook = model.register_forward_hook(lambda _module, _args, out: kept.append(out.log_probs.detach()))
         try:
-            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[no-untyped-call]
         finally:
             hook.remove()
         self._measure(kept[0], inputs)

@@ -48,7 +48,7 @@ def test_the_oracle_is_as_good_as_its_skill(skill: float, least: float, most: fl
     oracle, right = MediocreOracle(skill, 0), 0
     for number in range(200):
         instance = draw(number, "train", 0)
-        reply = oracle([], f"Fix it.\n{instance.statement}\n", 1)
+        reply = oracle([], f"Fix it.\n{instance.statement}\n", 0)
         assert f"It must be the {instance.word}." in reply
         right += f"/ {instance.right} /" in reply
         assert sum(f"/ {operator} /" in reply for operator in WORDS) == 1
@@ -57,7 +57,7 @@ def test_the_oracle_is_as_good_as_its_skill(skill: float, least: float, most: fl
 
 def test_a_statement_of_another_kind_is_an_error() -> None:
     with pytest.raises(ConfigError, match="none of the results"):
-        MediocreOracle(1.0, 0)([], "Make it faster.", 1)
+        MediocreOracle(1.0, 0)([], "Make it faster.", 0)
 
 
 def test_ungraded_episodes_are_no_zeros() -> None:

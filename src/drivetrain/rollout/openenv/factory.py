@@ -24,12 +24,13 @@ from drivetrain.rollout.config import REFERENCE_AGENTS, EpisodeSpec, RolloutConf
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.gate import LocalGate, kept_version, serve_gate, set_version
 from drivetrain.rollout.loop_thread import LoopThread
+from drivetrain.rollout.mask_guard import MaskedFractionExceeded
 from drivetrain.rollout.openenv.session import AgentSession, EpisodeProgress, Recorded, why_ungraded
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.route import route_of
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.stack import open_stack
-from drivetrain.trace.export.openenv import training_trace
+from drivetrain.trace.export.openenv import ExportFinding, training_trace
 from drivetrain.trace.labels import relabelled
 from swe_rl_agent.registry import agent_name
 from swe_rl_env.tasks.model import SweTask
@@ -235,14 +236,17 @@ class AgentSessionFactory(ResourceSessionFactory):  # type: ignore[misc]  # open
             if result.session_id:
                 progress.sessions.append(result.session_id)
             self._failures = self._failures + 1 if result.status == "infra_error" else 0
-            return self._recorded(result)
+            return await asyncio.to_thread(
+                self._recorded, result
+            )  # the trace repeats every prompt: long ones take time
         finally:
             progress.ended.set()
 
     def _recorded(self, result: RolloutResult) -> Recorded:
         """Never raises for what one rollout left: what cannot be exported is not trained, and named."""
         ungraded = why_ungraded(result)
-        trace, findings = None, []
+        trace: Any = None
+        findings: list[ExportFinding] = []
         if not ungraded:
             try:
                 graph = self._gateway.sessions.get(result.session_id).graph
@@ -254,6 +258,10 @@ class AgentSessionFactory(ResourceSessionFactory):  # type: ignore[misc]  # open
             _log.warning("rollout %s: %s", result.rollout_id, finding)
         if ungraded:
             _log.warning("rollout %s trains nothing: %s", result.rollout_id, ungraded)
+        try:
+            self._runner.guard.check()
+        except MaskedFractionExceeded as error:
+            return Recorded(result, _empty(), ungraded, stop=error)
         return Recorded(result, _empty() if ungraded else trace, ungraded)
 
     def _forget(self, kept: list[str]) -> None:

@@ -13,6 +13,7 @@ from openenv.core.harness import Message, ResourceSession, ToolResult, VerifyRes
 from openenv.core.harness.training import TrainingTrace
 
 from drivetrain.errors import InfrastructureError
+from drivetrain.rollout.mask_guard import MaskedFractionExceeded
 from drivetrain.rollout.result import RolloutResult
 
 _log = logging.getLogger(__name__)
@@ -30,11 +31,20 @@ class EpisodeProgress:
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What an episode left: its result, its trace (empty where nothing of it may be trained) and why nothing may."""
+    """What an episode left: its result, its trace (empty where nothing of it may be trained), why nothing may, and why
+    the whole run should stop."""
 
     result: RolloutResult
     trace: Any
     ungraded: str = ""
+    stop: MaskedFractionExceeded | None = None
+
+
+class RunStopped(ValueError):
+    """So many sampled tokens are lost to faults that going on would train on what is left over (case row B7).
+
+    A ``ValueError`` on purpose: it is the kind of error that TRL's worker, and so the run, ends with.
+    """
 
 
 class EpisodeUngraded(InfrastructureError):
@@ -45,8 +55,8 @@ class AgentSession(ResourceSession):  # type: ignore[misc]  # openenv ships no t
     """A running episode: sandbox, agent, grading. Made by a factory; used from any thread.
 
     What a trainer calls, in order: :meth:`wait_for_completion`, :meth:`fetch_training_trace`, :meth:`verify`,
-    :meth:`close`. Of these only the first raises, and never an error that TRL takes for a broken contract
-    (``ValueError``, ``TypeError``, ``KeyError``), which would stop its worker (case row E7).
+    :meth:`close`. Of these only the first raises for what happened to this rollout, and never an error that TRL takes
+    for a broken contract (``ValueError``, ``TypeError``, ``KeyError``), which would stop its worker (case row E7).
 
     Args:
         prompt: the trainer's.
@@ -104,8 +114,15 @@ class AgentSession(ResourceSession):  # type: ignore[misc]  # openenv ships no t
         return int(recorded.result.harness.get("exit_code") or 0)
 
     def fetch_training_trace(self) -> TrainingTrace:
-        """The turns, each once, branch by branch, parents first; empty where nothing may be trained."""
+        """The turns, each once, branch by branch, parents first; empty where nothing may be trained.
+
+        Raises:
+            RunStopped: faults cost more sampled tokens than the run allows (``max_masked_fraction``); over all its
+                rollouts, never over one.
+        """
         recorded = self._recorded()
+        if recorded is not None and recorded.stop is not None:
+            raise RunStopped(str(recorded.stop)) from recorded.stop
         return TrainingTrace(turns=[]) if recorded is None else recorded.trace
 
     def verify(
