@@ -63,6 +63,7 @@ def live_server(
     threads: int = 1,
     eager: bool = True,
     flags: Sequence[str] = (),
+    extension: Path = EXTENSION,
 ) -> Iterator[LiveServer]:
     """Start a server (it still loads when this yields) and kill its whole process group in the end."""
     with socket.socket() as probe:
@@ -82,7 +83,7 @@ def live_server(
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(EXTENSION),
+        "PYTHONPATH": str(extension),
     }
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -115,17 +115,14 @@ def test_grpo_trainers_own_transfer_is_fenced() -> None:
     class Trainer:
         vllm_mode = "server"
         vllm_generation: Any = Generation()
-        accelerator = type("A", (), {"is_main_process": True})
+        accelerator = type("A", (), {"wait_for_everyone": staticmethod(lambda: notes.append("everyone"))})
         state = type("S", (), {"global_step": 3})
 
     trainer = Trainer()
     fence_generation(trainer, NotedGate(notes))
     assert trainer.vllm_generation.mode == "server"
     trainer.vllm_generation.sync_weights()
-    assert notes == [("close", "drain", "hold"), "sync", ("open", 3)]
-    trainer.accelerator.is_main_process = False
-    trainer.vllm_generation.sync_weights()
-    assert notes[3:] == ["sync"]
+    assert notes == [("close", "drain", "hold"), "everyone", "sync", "everyone", ("open", 3)]
     trainer.vllm_mode = "colocate"
     with pytest.raises(ConfigError, match="no vLLM server"):
         fence_generation(trainer, NotedGate(notes))

@@ -176,18 +176,19 @@ class FencedSync:
     def sync_weights(self) -> None:
         """Close the gate, let TRL send the weights, open it as version ``global_step``.
 
-        On ranks other than the first, which have no gate, only TRL's part runs. When it fails the gate stays closed.
+        Every rank has a gateway and a gate of its own: no rank's calls run before all gates are closed, and none goes
+        on before the weights are there. When it fails the gates stay closed.
         """
-        main = bool(self._trainer.accelerator.is_main_process)
-        if main:
-            self._gate.pause(self._drain)
+        everyone = self._trainer.accelerator.wait_for_everyone
+        self._gate.pause(self._drain)
+        everyone()
         self._inner.sync_weights()
-        if main:
-            self._gate.resume(int(self._trainer.state.global_step))
+        everyone()
+        self._gate.resume(int(self._trainer.state.global_step))
 
 
 def fence_generation(trainer: Any, gate: Gate, *, drain: Drain | None = None) -> None:
-    """Put the gate around the weight updates of a GRPOTrainer that was built with ``use_vllm=True``.
+    """Put the gate around the weight updates of a GRPOTrainer that was built with ``use_vllm=True``; on every rank.
 
     Raises:
         ConfigError: the trainer uses no vLLM server: in colocate mode the engine is no server that an agent could call.

@@ -19,7 +19,7 @@ from drivetrain.training.quickstart.settings import QuickstartSettings
 from swe_rl_env.sources.operators import WORDS, draw
 
 TINY = QuickstartSettings(
-    traces=4, sft_epochs=1, steps=2, tasks_per_step=1, group=2, heldout=1, eval_every=1, final_attempts=2
+    lessons=32, traces=4, sft_epochs=1, steps=2, tasks_per_step=1, group=2, heldout=1, eval_every=1, final_attempts=2
 )
 
 
