@@ -38,6 +38,7 @@ def test_a_built_bundle_is_found_and_checked() -> None:
     assert line in listed
     assert line["status"] == "built"
     assert len(line["sha256"]) == 64
+    assert line["glibc"] == "2.28"
 
 
 def test_an_unknown_agent_is_answered_with_close_ones(empty_cache: None) -> None:

@@ -207,7 +207,7 @@ class Bench:
         sealed: bool = False,
         max_output_tokens: int = 2000,
         max_turns: int = 100,
-        deadline_s: float = 90.0,
+        deadline_s: float = 200.0,
         tool_host: ToolHost | None = None,
     ) -> Done:
         """One run in a fresh sandbox. ``key``: what the agent gets instead of the session's own."""

@@ -67,7 +67,7 @@ async def test_a_task_in_a_container_is_one_exact_chain(
     """The bundle needs nothing of the image but glibc; the commands of the agent do not see how it finds the rest."""
     way = WAYS[name]
     bench = make_bench(name, None, containers, socket_path.parent, tiny_model, codec, LongBench)
-    done = await bench.run(way.script, deadline_s=200.0)
+    done = await bench.run(way.script)
     killed = {137, 143} if bench.agent.preset.linger_s else set()  # it may stay after its last word
     assert done.outcome.stop == "completed" and done.outcome.exit_code in {0, *killed}, done.summary()
     assert done.files["answer.txt"] == b"right\n"

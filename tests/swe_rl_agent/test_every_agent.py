@@ -137,7 +137,7 @@ async def test_smollm2_samples(name: str, sandbox_for: Boxes, socket_path: Path)
     """Pi and mini-swe-agent: tests/real/test_smollm2.py."""
     model = resolve_model()
     bench = make_bench(name, "small", sandbox_for, socket_path.parent, model, load_codec(model), ModelBench)
-    done = await bench.run([], max_output_tokens=12, max_turns=2, deadline_s=200)
+    done = await bench.run([], max_output_tokens=12, max_turns=2)
     sampled(done, len(done.session.graph))
     assert not done.outcome.infrastructure, done.summary()
 
