@@ -28,8 +28,8 @@ def build_claude(root: Path, scratch: Path, target: str, report: Callable[[str],
         MissingDependency, ConfigError, InfrastructureError: see :func:`install`.
     """
     del target
-    modules = install("claude-code", scratch, report, "about 400 MB")
     npm, machine = _architecture("claude-code")
+    modules = install("claude-code", scratch, report, "about 400 MB")
     _take(modules / f"@anthropic-ai/claude-code-linux-{npm}", {"claude": "bin/claude"}, root)
     _try(root / "bin" / "claude", scratch)
     return f"native {machine}-linux-gnu"
@@ -54,8 +54,8 @@ def build_codex(root: Path, scratch: Path, target: str, report: Callable[[str], 
         MissingDependency, ConfigError, InfrastructureError: see :func:`install`.
     """
     del target
-    modules = install("codex", scratch, report, "about 420 MB")
     npm, machine = _architecture("codex")
+    modules = install("codex", scratch, report, "about 420 MB")
     triple = f"{machine}-unknown-linux-musl"
     names = ("codex-package.json", "bin/codex", "codex-path/rg")
     _take(modules / f"@openai/codex-linux-{npm}/vendor/{triple}", {name: name for name in names}, root)
@@ -79,7 +79,8 @@ def _architecture(name: str) -> tuple[str, str]:
     found = ARCHITECTURES.get(platform.machine())
     if found is None:
         raise ConfigError(
-            f"The {name} bundle has no program for {platform.machine()}.", fix=f"Use one of {', '.join(ARCHITECTURES)}."
+            f"The {name} bundle does not run on {platform.machine()}: its lock names no package for it.",
+            fix=f"Use one of {', '.join(ARCHITECTURES)}.",
         )
     return found
 

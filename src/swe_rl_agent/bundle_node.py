@@ -52,7 +52,8 @@ def build_pi(root: Path, scratch: Path, target: str, report: Callable[[str], Non
     node_package = NODE_PACKAGES.get(platform.machine())
     if node_package is None:
         raise ConfigError(
-            f"The Pi bundle has no Node binary for {platform.machine()}.", fix=f"Use one of {', '.join(NODE_PACKAGES)}."
+            f"The pi bundle does not run on {platform.machine()}: its lock names no Node for it.",
+            fix=f"Use one of {', '.join(NODE_PACKAGES)}.",
         )
     report("pi: npm ci (about 350 MB)")
     modules = npm_ci(npm, "pi", scratch, title="Pi")

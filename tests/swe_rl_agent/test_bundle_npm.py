@@ -16,7 +16,7 @@ from drivetrain.errors import ConfigError, InfrastructureError
 from swe_rl_agent import bundle_npm
 from swe_rl_agent.bundle import LOCKS, RECIPES
 from swe_rl_agent.bundle_fetch import Locked, fetch
-from swe_rl_agent.bundle_npm import GEMINI, OPENCODE, QWEN, builder
+from swe_rl_agent.bundle_npm import GEMINI, OPENCODE, QWEN
 
 
 @pytest.fixture
@@ -53,16 +53,25 @@ def test_other_bytes_are_refused_before_they_are_unpacked(archive: Locked, tmp_p
     assert [path.suffix for path in (tmp_path / "into").iterdir()] == [".tgz"]
 
 
-def test_a_processor_without_a_locked_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(
-        ConfigError, match=r"opencode bundle does not run on riscv64: its lock names no package for it.*x86_64"
-    ):
-        builder(OPENCODE)(tmp_path, tmp_path, "", lambda _line: None)
-    with pytest.raises(
-        ConfigError, match=r"gemini-cli bundle does not run on riscv64: its lock names no Node for it.*aarch64"
-    ):
-        builder(GEMINI)(tmp_path, tmp_path, "", lambda _line: None)
+@pytest.mark.parametrize(
+    ("name", "machine", "missing", "there"),
+    [
+        ("opencode", "aarch64", "package", "x86_64"),
+        ("claude-code", "riscv64", "package", "x86_64, aarch64"),
+        ("codex", "riscv64", "package", "x86_64, aarch64"),
+        ("gemini-cli", "riscv64", "Node", "x86_64, aarch64"),
+        ("qwen-code", "riscv64", "Node", "x86_64, aarch64"),
+        ("pi", "riscv64", "Node", "x86_64, aarch64"),
+    ],
+)
+def test_a_processor_without_a_locked_package_is_named(
+    name: str, machine: str, missing: str, there: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before anything is downloaded."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    said = f"{name} bundle does not run on {machine}: its lock names no {missing} for it.*{there}"
+    with pytest.raises(ConfigError, match=said):
+        RECIPES[name].build(tmp_path, tmp_path, "", lambda _line: pytest.fail("it went on"))
 
 
 @pytest.mark.parametrize("agent", [GEMINI, QWEN, OPENCODE], ids=lambda agent: agent.name)
