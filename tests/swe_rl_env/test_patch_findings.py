@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from swe_rl_env.work.findings import in_git_folder, in_patch
+from swe_rl_env.work.findings import Finding, in_git_folder, in_patch
 from swe_rl_env.work.survey import network
 
 
@@ -90,3 +92,14 @@ def test_network_counters() -> None:
     with_route = _LO + "  eth0:     0       0\n"
     assert network(with_route, _COUNTERS.format(ip=9, udp=9, ip6=9)) == []
     assert network("", "garbage\nIp:\n") == []
+
+
+@pytest.mark.case("F8")
+def test_a_name_that_is_no_text_can_be_stored() -> None:
+    """Else an agent's file name would end the run that records its result."""
+    finding = Finding(kind="test_edit", path=os.fsdecode(b"d\xff/conftest.py"), detail="ä")
+    assert msgspec.json.decode(msgspec.json.encode(finding)) == {
+        "kind": "test_edit",
+        "path": "d\\xff/conftest.py",
+        "detail": "ä",
+    }

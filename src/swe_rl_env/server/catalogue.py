@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from drivetrain.errors import ConfigError
-from swe_rl_env.server.errors import EpisodeError, explained
+from swe_rl_env.server.errors import EpisodeError, explained, plain
 from swe_rl_env.server.settings import Settings
 from swe_rl_env.tasks.catalog import find_task, without_quarantined
 from swe_rl_env.tasks.loading import load_source, parse_source
@@ -40,8 +40,11 @@ class ResetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Raises:
             EpisodeError: an option that is none, or with a value that cannot be one.
         """
+        given = {name: value for name, value in given.items() if value is not None}
         try:
-            return msgspec.convert({name: value for name, value in given.items() if value is not None}, cls)
+            if any(isinstance(value, str) and value != plain(value) for value in given.values()):
+                raise TypeError("text that is no Unicode")
+            return msgspec.convert(given, cls)
         except (msgspec.ValidationError, TypeError) as error:
             known = ", ".join(cls.__struct_fields__)
             raise EpisodeError(

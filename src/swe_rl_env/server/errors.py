@@ -38,7 +38,7 @@ class EpisodeError(DrivetrainError):
     """
 
     def __init__(self, code: Code, what: str, *, fix: str = "") -> None:
-        super().__init__(what, fix=fix)
+        super().__init__(plain(what), fix=plain(fix))
         self.code: Code = code
 
     def __str__(self) -> str:
@@ -52,6 +52,11 @@ class EpisodeError(DrivetrainError):
             if colon and head == code:
                 return cls(code, rest)
         return None
+
+
+def plain(text: str) -> str:
+    """Text that can be sent: lone surrogates, which JSON may spell and UTF-8 may not, are written out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextmanager

@@ -33,11 +33,20 @@ FindingKind = Literal[
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One observation: ``path`` is relative to the checkout (empty: not about one file), ``detail`` is for people."""
+    """One observation: ``path`` is relative to the checkout (empty: not about one file), ``detail`` is for people.
+
+    Bytes of a name that are no UTF-8 are written out (``\\xff``), so that every finding can be stored and sent.
+    """
 
     kind: FindingKind
     path: str = ""
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        for name, text in (("path", self.path), ("detail", self.detail)):
+            if not text.isascii():
+                shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+                msgspec.structs.force_setattr(self, name, shown)
 
 
 _MOST = 20

@@ -26,6 +26,7 @@ rm tests/*.py
 printf 'import pytest\\n@pytest.fixture\\ndef x(): ...\\n' > conftest.py
 printf 'def test_nothing(): pass\\n' > tests/test_xmltodict.py
 printf '1.0' > reward.txt
+d="$(printf 'd\\377')"; mkdir "$d"; cp conftest.py "$d"
 """
 
 
@@ -76,6 +77,7 @@ def test_nothing_and_cheating_are_zero(served: Served, xmltodict: BuiltTask) -> 
         assert cheat.metadata["reason"] == "tests_failed"
         assert {"conftest.py", "tests/test_xmltodict.py"} <= set(cheat.metadata["dropped_paths"])
         assert {"test_edit", "runner_config_edit"} <= {finding["kind"] for finding in cheat.metadata["findings"]}
+        assert "d\\xff/conftest.py" in cheat.metadata["dropped_paths"], "a name that is no text is told, not fatal"
         said = json.dumps(cheat.observation.model_dump())
         added = [line[1:] for line in xmltodict.gold_patch.decode().splitlines() if line.startswith("+ ")]
         hidden = [test.rpartition("::")[2] for test in xmltodict.task.private.expected]
@@ -172,6 +174,7 @@ def test_a_session_survives_what_its_client_does_wrong(served: Served) -> None:
             assert refused["data"]["errors"]
         for options, code in (
             ({"seed": "x"}, "bad_request"),
+            ({"episode_id": "\ud800"}, "bad_request"),
             ({"task": "?"}, "unknown_task"),
             ({"a": 1}, "bad_request"),
         ):
