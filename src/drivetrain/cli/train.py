@@ -13,6 +13,7 @@ from rich.table import Table
 from drivetrain.cli import engine_options as engines
 from drivetrain.cli import task_options as options
 from drivetrain.cli.console import out, print_json, tell
+from drivetrain.cli.quickstart import run_quickstart
 from drivetrain.cli.task_options import TaskChoice
 from drivetrain.engines.models import DEFAULT_MODEL, resolve_model
 from drivetrain.engines.open import REMOTE
@@ -20,10 +21,13 @@ from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import RolloutConfig
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.training.file_transfer import FileTransfer
+from drivetrain.training.quickstart.settings import QuickstartSettings
 from drivetrain.training.recipes import RECIPES, Recipe, recipe_named
 from drivetrain.training.report import TrainReport
 from drivetrain.training.versions import require_trl
 from swe_rl_env.tasks.model import SweTask
+
+QUICKSTART = "quickstart"
 
 
 def train(
@@ -43,7 +47,9 @@ def train(
     deadline: float = typer.Option(1800.0, help="Live: seconds of wall time for the agent."),
     variant: str | None = typer.Option(None, help="Live: preset variant, e.g. 'small' for short prompts."),
     concurrency: int = typer.Option(2, "--concurrency", "-c", help="Live: rollouts in flight."),
-    recipe: str = typer.Option("agent", help=f"Settings: {', '.join(RECIPES)} (docs/training.md)."),
+    recipe: str = typer.Option(
+        "agent", help=f"Settings: {', '.join(RECIPES)} (docs/training.md); or {QUICKSTART}: the learning demo."
+    ),
     engine: str = engines.ENGINE,
     engine_url: list[str] = engines.URL,
     engine_api_key_env: str = engines.API_KEY_ENV,
@@ -65,8 +71,19 @@ def train(
     trained, and the cause is named.
 
     Example: drivetrain train -t pypi__xmltodict-0.14.2 -a pi -n 4 --steps 3 --variant small --out trained
+
+    `drivetrain train --recipe quickstart --out FOLDER` needs no task, agent or model: a small policy learns to fix
+    generated bugs through Pi, in about a quarter of an hour on two cores (docs/learning.md). Only --out, --seed and
+    --json apply.
     """
     require_trl()
+    if recipe == QUICKSTART:
+        if run_dir is not None or task or agent or source is not None:
+            raise ConfigError(f"recipe {QUICKSTART} brings its own tasks and agent.", fix="Give --out and --seed only.")
+        if out_dir is None:
+            raise ConfigError(f"recipe {QUICKSTART} leaves a model and a curve.", fix="Name a folder with --out.")
+        run_quickstart(QuickstartSettings(seed=seed), out_dir, json_output=json_output)
+        return
     if (run_dir is None) == (not task):
         raise ConfigError("name a recorded run with --run, or live tasks with --task and --agent (not both).")
     if run_dir is not None and source is not None:

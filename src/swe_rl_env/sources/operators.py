@@ -32,11 +32,12 @@ WORDS: dict[str, tuple[str, ...]] = {
 """Operator -> the words by which statements call its result."""
 
 _SENTENCES = (
-    "`{function}({a}, {b})` in shop.py must return the {word} of its arguments.",
-    "`{function}` in shop.py is wrong: users expect the {word} of `{a}` and `{b}`.",
-    "The {word} of `{a}` and `{b}` is what `{function}` in shop.py should give. It gives something else.",
-    "Wrong numbers come out of `{function}` in shop.py. Make it compute the {word} of `{a}` and `{b}`.",
+    "In shop.py, `{function}({a}, {b})` is wrong. It must return the {word}.",
+    "Users of `{function}` in shop.py get a wrong number for `{a}` and `{b}`. It should be the {word}.",
+    "Make `{function}` in shop.py compute, from `{a}` and `{b}`, the {word}.",
+    "`{function}({a}, {b})` in shop.py gives something else than users expect: the {word}.",
 )
+"""All end in the word: a model of a million parameters learns sooner to look at a fixed distance than to search."""
 _NAMES: dict[Split, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "train": (
         ("charge", "bill", "invoice", "refund", "stock", "budget", "freight", "deposit", "margin", "quota"),

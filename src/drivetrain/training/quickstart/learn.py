@@ -21,23 +21,25 @@ from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import RolloutConfig
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
+from drivetrain.trace.export.sft_tokens import sft_token_lines
 from drivetrain.training.episodes import LiveRollouts
 from drivetrain.training.live import LiveTask, train_live
 from drivetrain.training.quickstart.curve import draw_curve
+from drivetrain.training.quickstart.fine_tune import fine_tune
 from drivetrain.training.quickstart.heldout import HeldOut, Point
+from drivetrain.training.quickstart.lessons import reading_lessons
 from drivetrain.training.quickstart.oracle import MediocreOracle
 from drivetrain.training.quickstart.policy import build_policy
 from drivetrain.training.quickstart.record import record
 from drivetrain.training.quickstart.settings import QuickstartSettings
-from drivetrain.training.quickstart.warm_start import warm_start
 from drivetrain.training.report import peak_memory
 from drivetrain.training.sources import EpisodeRequest
 from swe_rl_env.sources.operators import Split, operator_rows
 from swe_rl_env.tasks.loading import tasks_from_rows
 from swe_rl_env.tasks.model import SweTask
 
-_SAMPLES = 4
-"""Episodes whose text the tokenizer is trained on."""
+_SAMPLES = 12
+"""Episodes whose text the tokenizer is trained on: every word of the family occurs, and becomes one token."""
 
 
 class LearningReport(msgspec.Struct, kw_only=True):
@@ -96,15 +98,17 @@ def learn(settings: QuickstartSettings, out: Path, tell: Progress) -> LearningRe
     clock.lap("record")
     tell("2/4 imitating them")
     rows = [row for result in recorded for row in result.rows]
-    losses = warm_start(
-        model,
-        rows,
-        out_dir=out / "sft",
-        epochs=settings.sft_epochs,
-        learning_rate=settings.sft_learning_rate,
-        batch=8,
-        seed=settings.seed,
-    )
+    lessons = list(reading_lessons(model, train[0], settings.lessons, settings.seed))
+    for lines, epochs, batch in ((lessons, 1.0, 16), (sft_token_lines(rows), settings.sft_epochs, 8)):
+        losses = fine_tune(
+            model,
+            lines,
+            out_dir=out / "sft",
+            epochs=epochs,
+            learning_rate=settings.sft_learning_rate,
+            batch=batch,
+            seed=settings.seed,
+        )
     clock.lap("imitate")
     tell(f"3/4 {settings.steps} GRPO steps, {settings.tasks_per_step} x {settings.group} episodes each")
     heldout, trained, counts = _reinforced(settings, model, train, out, tell)
@@ -166,7 +170,7 @@ def _imitated(
     ]
     if not texts:
         raise ConfigError(f"no episode left a row: {sampled[0].error or sampled[0].status}.")
-    model = build_policy(out / "model", texts, seed=settings.seed)
+    model = build_policy(out / "warm-start", texts, seed=settings.seed)
     recorded = asyncio.run(record(_config(settings, tasks), model, oracle, tasks, RunDir.create(out / "record"), tell))
     return model, recorded
 

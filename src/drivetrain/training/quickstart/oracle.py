@@ -16,7 +16,7 @@ _STATEMENT = re.compile(r"\b(" + "|".join(_OPERATOR) + r")\b")
 
 
 class MediocreOracle:
-    """Replies for tasks of :mod:`swe_rl_env.sources.operators`: look at the file, change the operator, stop.
+    """Replies for tasks of :mod:`swe_rl_env.sources.operators`: change the operator, look at the file, stop.
 
     It reads the statement, says which result is wanted, and then writes the right operator with probability
     ``skill``, else the one that it mixes up with it (``+`` and ``-``, ``*`` and ``%``).
@@ -36,11 +36,11 @@ class MediocreOracle:
     def __call__(self, _ids: list[int], text: str, index: int) -> str:
         """A :data:`drivetrain.engines.scripted.Script`."""
         if index == 0:
-            return "Let me look at the file." + _bash("cat shop.py")
-        if index == 1:
             word = self._word(text)
             operator = self._choose(_OPERATOR[word])
             return f"It must be the {word}." + _bash(f"sed -i 's/ [-+*%] / {operator} /' shop.py")
+        if index == 1:
+            return _bash("cat shop.py").lstrip()
         return "Done."
 
     def _word(self, text: str) -> str:

@@ -10,6 +10,7 @@ from drivetrain.errors import ConfigError
 class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is learned from, and for how long.
 
+    ``lessons`` short prompts teach a random model to say which result a statement asks for, before anything else.
     ``traces`` episodes of the oracle, each on a training instance of its own, are what the policy starts from; the
     oracle writes the right operator with probability ``skill``. GRPO then takes ``steps`` updates on ``tasks_per_step``
     instances with ``group`` rollouts each. ``heldout`` instances, whose names occur in no training instance, are
@@ -20,9 +21,10 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     agent: str = "pi"
     variant: str = "bash"
+    lessons: int = 3200
     traces: int = 192
     skill: float = 0.35
-    sft_epochs: float = 6.0
+    sft_epochs: float = 4.0
     sft_learning_rate: float = 2e-3
     steps: int = 20
     tasks_per_step: int = 4
@@ -34,7 +36,16 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("traces", "steps", "tasks_per_step", "heldout", "eval_every", "final_attempts", "concurrency"):
+        for name in (
+            "lessons",
+            "traces",
+            "steps",
+            "tasks_per_step",
+            "heldout",
+            "eval_every",
+            "final_attempts",
+            "concurrency",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.tasks_per_step > self.traces:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (TRL's SFTTrainer) on recorded tokens."""
+"""Supervised fine-tuning (TRL's SFTTrainer) on token ids."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 
 from drivetrain.engines.models import ModelDir
 from drivetrain.errors import ConfigError
-from drivetrain.trace.export.sft_tokens import sft_token_lines
-from drivetrain.trace.sample import HarnessTrace
 from drivetrain.training.train import load_model
 from drivetrain.training.versions import known_warnings, require_trl
 
 
-def warm_start(
+def fine_tune(
     model_dir: ModelDir,
-    rows: Sequence[HarnessTrace],
+    lines: Sequence[dict[str, Any]],
     *,
     out_dir: Path,
     epochs: float,
@@ -24,14 +22,15 @@ def warm_start(
     batch: int,
     seed: int,
 ) -> list[float]:
-    """Train ``model_dir`` in place on the sampled tokens of ``rows``; the losses that TRL logged (nats per token).
+    """Train ``model_dir`` in place; the losses that TRL logged (nats per token).
 
     Args:
+        lines: ``input_ids`` and ``labels``, see :func:`drivetrain.trace.export.sft_tokens.sft_token_lines`.
         out_dir: where TRL may write.
-        batch: rows per update.
+        batch: lines per update.
 
     Raises:
-        ConfigError: no rows.
+        ConfigError: no lines.
         MissingDependency: TRL is not installed.
     """
     require_trl()
@@ -40,8 +39,8 @@ def warm_start(
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    if not rows:
-        raise ConfigError("there is no row to fine-tune on.", fix="Record episodes that the agent completes.")
+    if not lines:
+        raise ConfigError("there is nothing to fine-tune on.", fix="Record episodes that the agent completes.")
     model, tokenizer = load_model(model_dir.path)
     config: dict[str, Any] = {
         "output_dir": str(out_dir),
@@ -64,7 +63,7 @@ def warm_start(
         trainer = SFTTrainer(
             model=model,
             args=SFTConfig(**config),
-            train_dataset=Dataset.from_list(sft_token_lines(rows)),
+            train_dataset=Dataset.from_list(list(lines)),
             processing_class=tokenizer,
         )
         trainer.remove_callback(PrinterCallback)
