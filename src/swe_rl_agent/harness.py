@@ -222,7 +222,7 @@ class CLIHarness:
         bundle = self.bundle
         detail = last.detail
         if stop == "crashed":
-            unfit = why_not_started(f"{bundle.name} {bundle.version}", bundle.target, bundle.glibc, exit_code, stderr)
+            unfit = await self._why_not_started(sandbox, plan, exit_code, stderr)
             said = f"no last word in the log, exit code {exit_code}: {stderr[-500:].decode(errors='replace').strip()}"
             detail = unfit or detail or said
         return HarnessOutcome(
@@ -244,6 +244,17 @@ class CLIHarness:
             },
             work=msgspec.structs.replace(work, complete=stop == "completed" and whole and native_whole),
         )
+
+    async def _why_not_started(
+        self, sandbox: SandboxHandle, plan: LaunchPlan, exit_code: int | None, stderr: bytes
+    ) -> str:
+        """What this image lacks; "" when it lacks nothing, or the bundle is not in it at all."""
+        bundle = self.bundle
+        if exit_code == 127:
+            there = await sandbox.exec(["/bin/sh", "-c", 'test -e "$1"', "sh", plan.argv[0]])
+            if there.exit_code != 0:
+                return ""
+        return why_not_started(f"{bundle.name} {bundle.version}", bundle.target, bundle.glibc, exit_code, stderr)
 
     async def _log(self, sandbox: SandboxHandle, path: str, api_key: str) -> tuple[bytes, bool]:
         """A log of the run without the key, and whether that is all of it."""
