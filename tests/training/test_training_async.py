@@ -125,6 +125,7 @@ def test_async_grpo_trains_on_what_was_sampled(
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "ratio" in entry]
     first = steps[0]
+    print(f"\nfirst step: ratio {first['ratio']}, kl {first['kl']:.1e}, difference {first['delta/max']:.1e}")
     assert first["ratio"] == pytest.approx(1.0, abs=1e-5)
     assert abs(first["kl"]) < 1e-6
     assert first["delta/max"] < 1e-4 and first["delta/mean"] <= first["delta/max"]
