@@ -76,4 +76,5 @@ def _bundle(agent: str) -> dict[str, Any]:
     from swe_rl_agent import get_agent
 
     bundle = get_agent(agent).prepare()
-    return {"version": bundle.version, "runtime": bundle.runtime, "sha256": bundle.sha256, "bytes": bundle.bytes}
+    names = ("version", "runtime", "sha256", "bytes", "glibc")
+    return {name: getattr(bundle, name) for name in names}

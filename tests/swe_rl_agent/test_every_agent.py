@@ -132,12 +132,13 @@ async def test_a_model_with_a_long_context_samples(
 
 
 @pytest.mark.agent_claim("real model")
-@pytest.mark.parametrize("name", ["claude-code"])
+@pytest.mark.parametrize("name", ["claude-code", "mini-swe-agent", "pi"])
 async def test_smollm2_samples(name: str, sandbox_for: Boxes, socket_path: Path) -> None:
-    """Pi and mini-swe-agent: tests/real/test_smollm2.py."""
+    """Their prompts fit into its context. Pi and mini-swe-agent up to a training step: tests/real/test_smollm2.py."""
     model = resolve_model()
     bench = make_bench(name, "small", sandbox_for, socket_path.parent, model, load_codec(model), ModelBench)
-    done = await bench.run([], max_output_tokens=12, max_turns=2)
+    turns = 1 if name == "mini-swe-agent" else 2  # it drops an answer without a call, which forks
+    done = await bench.run([], max_output_tokens=12, max_turns=turns)
     sampled(done, len(done.session.graph))
     assert not done.outcome.infrastructure, done.summary()
 
