@@ -77,13 +77,14 @@ async def test_a_task_in_a_container_is_one_exact_chain(
     assert "HOME=" in results and "LD_LIBRARY_PATH" not in results and "LD_PRELOAD" not in results
 
 
-async def test_an_image_without_glibc_is_said_to_be_one(
-    docker: DockerKit, tmp_path: Path, socket_path: Path, agent_of: Agents
-) -> None:
+async def test_an_image_without_glibc_is_said_to_be_one(docker: DockerKit, tmp_path: Path, agent_of: Agents) -> None:
+    """Codex, which is static, starts there all the same."""
     backend = docker.make(tmp_path / "root")
-    agent = agent_of("pi")
-    box = await backend.create(SandboxSpec(image=BARE_IMAGE, mounts=agent.mounts()))
+    agent, static = agent_of("pi"), agent_of("codex")
+    box = await backend.create(SandboxSpec(image=BARE_IMAGE, mounts=(*agent.mounts(), *static.mounts())))
     try:
+        started = await box.exec([f"{static.bundle.target}/bin/codex", "--version"])
+        assert (started.exit_code, started.stdout.split()[-1:]) == (0, [static.bundle.version.encode()]), started
         outcome = await agent.run(
             box,
             task="Do nothing.",
