@@ -17,8 +17,8 @@ demo: setup ## Set up, then: two real agents on a real task with a real model, a
 	@scripts/demo
 
 lint: setup ## ruff, mypy, import-linter.
-	.venv/bin/ruff check src tests benchmarks
-	.venv/bin/ruff format --check src tests benchmarks
+	.venv/bin/ruff check src tests benchmarks examples
+	.venv/bin/ruff format --check src tests benchmarks examples
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 

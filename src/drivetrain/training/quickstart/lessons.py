@@ -10,7 +10,6 @@ from typing import Any
 
 from drivetrain.engines.models import ModelDir
 from drivetrain.tokens.tokenizer import Tokenizer
-from drivetrain.trace.export.sft_tokens import IGNORED
 from swe_rl_env.sources.operators import draw
 from swe_rl_env.tasks.catalog import prompt_for
 from swe_rl_env.tasks.model import SweTask
@@ -20,8 +19,9 @@ _FROM = 1_000_000
 
 
 def reading_lessons(model: ModelDir, task: SweTask, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """``count`` prompts of the training split with the first sentence of an answer; columns as
-    :func:`~drivetrain.trace.export.sft_tokens.sft_token_lines` has them, the loss on the answer only.
+    """``count`` prompts of the training split with the first words of an answer; columns as
+    :func:`~drivetrain.trace.export.sft_tokens.sft_token_lines` has them. The loss is on every token, as in pretraining:
+    with one on the answer only, the embeddings of all other tokens are pushed away and imitation starts late.
 
     Args:
         task: any task of the family; its prompt is the pattern.
@@ -32,5 +32,5 @@ def reading_lessons(model: ModelDir, task: SweTask, count: int, seed: int) -> It
         instance = draw(number, "train", seed)
         said = pattern.replace(task.public.problem_statement, instance.statement)
         prompt = tokenizer.encode(f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n")
-        answer = tokenizer.encode(f"It must be the {instance.word}.")
-        yield {"input_ids": [*prompt, *answer], "labels": [IGNORED] * len(prompt) + answer}
+        answer = tokenizer.encode(f"It must be the {instance.word},")
+        yield {"input_ids": [*prompt, *answer], "labels": [*prompt, *answer]}

@@ -38,7 +38,8 @@ class MediocreOracle:
         if index == 0:
             word = self._word(text)
             operator = self._choose(_OPERATOR[word])
-            return f"It must be the {word}." + _bash(f"sed -i 's/ [-+*%] / {operator} /' shop.py")
+            change = _bash(f"sed -i 's/ [-+*%] / {operator} /' shop.py")
+            return f"It must be the {word}, so {operator} is right.{change}"
         if index == 1:
             return _bash("cat shop.py").lstrip()
         return "Done."
