@@ -211,7 +211,7 @@ async def test_results_of_two_kinds_of_sandbox_stand_side_by_side(
     assert head.count("fake: ") == head.count("boxed: ") == 4
     assert [len(row.split(" | ")) for row in (head, *rows)] == [13] * 3
     assert rows[0].endswith("| fake: fit; boxed: unsolvable: gold run 1: tests_failed () |")
-    assert rows[1].endswith("| - | - | - | - | 1/1 | 1/1 | - | 0.0 | fit |")
+    assert rows[1].endswith("| - | - | - | - | 1/1 | 1/1 | - | 0.0 | boxed: fit |")
 
 
 def test_the_table_goes_between_the_marks_of_a_document(tmp_path: Path) -> None:

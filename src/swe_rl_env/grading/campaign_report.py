@@ -52,7 +52,7 @@ def markdown(results: Sequence[Checked], plan: Plan) -> str:
         one = next(iter(found.values()))
         cells = [cell for place in places for cell in _cells(found.get(place))]
         size = [str(one.fail_to_pass), str(one.pass_to_pass)]
-        lines.append(_row([name, one.language, *size, *cells, _result(found)]))
+        lines.append(_row([name, one.language, *size, *cells, _result(found, places)]))
     return "\n".join(lines) + "\n"
 
 
@@ -79,13 +79,13 @@ def _cells(c: Checked | None) -> list[str]:
     return [f"{good}/{len(c.gold)}", f"{bad}/{len(c.noop)}", c.shuffled or "-", f"{c.suite_s:.1f}"]
 
 
-def _result(found: Mapping[str, Checked]) -> str:
+def _result(found: Mapping[str, Checked], places: Sequence[str]) -> str:
     said: dict[str, list[str]] = {}
     for place, c in found.items():
         order = f", {len(c.order_dependent)} order-dependent" if c.kind == "fit" and c.order_dependent else ""
         why = f": {_cell(c.reasons[0])}" if c.reasons else ""
         said.setdefault(f"{c.kind}{order}{why}", []).append(place)
-    if len(said) == 1:
+    if len(said) == 1 and len(found) == len(places):
         return next(iter(said))
     return "; ".join(f"{', '.join(where)}: {what}" for what, where in said.items())
 
