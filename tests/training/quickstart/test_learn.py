@@ -19,7 +19,7 @@ from drivetrain.training.quickstart.settings import QuickstartSettings
 from swe_rl_env.sources.operators import WORDS, draw
 
 TINY = QuickstartSettings(
-    lessons=32, traces=4, sft_epochs=1, steps=2, tasks_per_step=1, group=2, heldout=1, eval_every=1, final_attempts=2
+    lessons=32, traces=2, sft_epochs=1, steps=2, tasks_per_step=1, group=2, heldout=1, eval_every=1, final_attempts=2
 )
 
 
@@ -31,7 +31,7 @@ def test_every_stage_runs_and_leaves_what_it_says(tmp_path: Path) -> None:
     assert [(at.step, at.episodes + at.failed) for at in report.heldout] == [(0, 1), (1, 1), (2, 2)]
     assert report.logp_diff_max < 1e-4
     assert report.failed == 0
-    assert report.episodes == 4 + 2 * 2 + 4
+    assert report.episodes == 2 + 2 * 2 + 4
     assert 0 <= report.oracle_reward <= 1
     assert report.sft_losses
     assert Path(report.curve).read_bytes()[:4] == b"\x89PNG"

@@ -53,7 +53,7 @@ def fine_tune(
         "use_cpu": True,
         "bf16": False,
         "gradient_checkpointing": False,
-        "logging_steps": 5,
+        "logging_steps": 1,
         "disable_tqdm": True,
         "report_to": "none",
         "save_strategy": "no",
