@@ -1,16 +1,20 @@
-"""What any pretrained model can do and a random one cannot: say which result a statement asks for.
+"""What a pretrained model can do and a random one cannot: say which result a statement asks for, write a command.
 
-Nothing here tells which operator belongs to a word: that is learned from the recorded agent, and from rewards.
+Nothing here tells which operator belongs to a word: operators are drawn, and their first mention has no loss. That is
+learned from the recorded agent, and from rewards.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 from drivetrain.engines.models import ModelDir
 from drivetrain.tokens.tokenizer import Tokenizer
-from swe_rl_env.sources.operators import draw
+from drivetrain.trace.export.sft_tokens import IGNORED
+from drivetrain.training.quickstart.oracle import first_reply
+from swe_rl_env.sources.operators import WORDS, draw
 from swe_rl_env.tasks.catalog import prompt_for
 from swe_rl_env.tasks.model import SweTask
 
@@ -19,18 +23,22 @@ _FROM = 1_000_000
 
 
 def reading_lessons(model: ModelDir, task: SweTask, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """``count`` prompts of the training split with the first words of an answer; columns as
-    :func:`~drivetrain.trace.export.sft_tokens.sft_token_lines` has them. The loss is on every token, as in pretraining:
-    with one on the answer only, the embeddings of all other tokens are pushed away and imitation starts late.
+    """``count`` prompts of the training split with a first reply whose operator is drawn; columns as
+    :func:`~drivetrain.trace.export.sft_tokens.sft_token_lines` has them, the loss on the reply only,
+    without the operator that it names first.
 
     Args:
         task: any task of the family; its prompt is the pattern.
     """
     tokenizer = Tokenizer.from_file(model.tokenizer_path)
     pattern = prompt_for(task)
+    chance = random.Random(seed)
     for number in range(_FROM, _FROM + count):
         instance = draw(number, "train", seed)
         said = pattern.replace(task.public.problem_statement, instance.statement)
         prompt = tokenizer.encode(f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n")
-        answer = tokenizer.encode(f"It must be the {instance.word},")
-        yield {"input_ids": [*prompt, *answer], "labels": [*prompt, *answer]}
+        reply = tokenizer.encode(first_reply(instance.word, chance.choice(list(WORDS))) + "<|im_end|>")
+        named = len(tokenizer.encode(f"The {instance.word}"))
+        labels = [IGNORED] * len(prompt) + reply
+        labels[len(prompt) + named] = IGNORED
+        yield {"input_ids": [*prompt, *reply], "labels": labels}

@@ -38,8 +38,7 @@ class MediocreOracle:
         if index == 0:
             word = self._word(text)
             operator = self._choose(_OPERATOR[word])
-            change = _bash(f"sed -i 's/ [-+*%] / {operator} /' shop.py")
-            return f"It must be the {word}, so {operator} is right.{change}"
+            return first_reply(word, operator)
         if index == 1:
             return _bash("cat shop.py").lstrip()
         return "Done."
@@ -54,6 +53,11 @@ class MediocreOracle:
         self._count += 1
         chance = random.Random(zlib.crc32(f"{self._seed}:{self._count}".encode()))
         return right if chance.random() < self._skill else _PARTNER[right]
+
+
+def first_reply(word: str, operator: str) -> str:
+    """Name the result, then the operator right behind it, then change the file."""
+    return f"The {word} {operator} is missing." + _bash(f"sed -i 's/ [-+*%] / {operator} /' shop.py")
 
 
 def _bash(command: str) -> str:
