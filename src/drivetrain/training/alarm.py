@@ -140,7 +140,7 @@ def diagnose(delta: LogpDelta, row: ScoredRow, model: Any, temperature: float, n
         return ForeignTokens(
             f"{name}: {1 - sound:.0%} of its tokens are off, the others are exact",
             delta,
-            fix="Hand over stored ids only; find the turn with `drivetrain trace validate`.",
+            fix="Hand over stored ids only; find the turn with `drivetrain trace check`.",
         )
     return WrongWeights(
         f"{name}: every token is off",
