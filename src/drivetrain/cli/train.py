@@ -72,9 +72,9 @@ def train(
 
     Example: drivetrain train -t pypi__xmltodict-0.14.2 -a pi -n 4 --steps 3 --variant small --out trained
 
-    `drivetrain train --recipe quickstart --out FOLDER` needs no task, agent or model: a small policy imitates a mediocre
-    agent and is then trained on generated bugs through Pi. Its numbers are not final (docs/learning.md). Only --out,
-    --seed and --json apply.
+    `drivetrain train --recipe quickstart --out FOLDER` needs no task, agent or model: a small policy imitates a
+    mediocre agent and is then trained on generated bugs through Pi. Its numbers are not final (docs/learning.md). Only
+    --out, --seed and --json apply.
     """
     require_trl()
     if recipe == QUICKSTART:
