@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import typer
 from rich.table import Table
 
@@ -22,7 +21,7 @@ def run_quickstart(settings: QuickstartSettings, folder: Path, *, json_output: b
 
     report = learn(settings, folder, tell)
     if json_output:
-        print_json(msgspec.to_builtins(report))
+        print_json(report)
     else:
         table = Table("quickstart", "")
         table.add_row("the recorded agent", f"{report.oracle_reward:.2f}")

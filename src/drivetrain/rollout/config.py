@@ -80,6 +80,16 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any agent makes model calls."""
         return any(agent not in REFERENCE_AGENTS for agent in self.agents)
 
+    def require_trainable(self) -> None:
+        """Refuse agents that leave nothing to train.
+
+        Raises:
+            ConfigError: an agent without a model is named.
+        """
+        idle = [agent for agent in self.agents if agent in REFERENCE_AGENTS]
+        if idle:
+            raise ConfigError(f"agent {idle[0]!r} uses no model; there is nothing to train.", fix="Name a real agent.")
+
 
 class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout to run. ``group`` numbers rollouts of one task and agent from 0."""

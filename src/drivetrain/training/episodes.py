@@ -15,7 +15,7 @@ from drivetrain.engines.models import ModelDir
 from drivetrain.engines.protocol import Engine
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.fence_threads import ThreadFence
-from drivetrain.rollout.config import REFERENCE_AGENTS, EpisodeSpec, RolloutConfig
+from drivetrain.rollout.config import EpisodeSpec, RolloutConfig
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
@@ -72,9 +72,7 @@ class LiveRollouts:
                 "transfer.",
                 fix="Give transfer=FileTransfer(urls, folder) with a server, and none with the embedded engine.",
             )
-        idle = [agent for agent in config.agents if agent in REFERENCE_AGENTS]
-        if idle:
-            raise ConfigError(f"agent {idle[0]!r} uses no model; there is nothing to train.", fix="Name a real agent.")
+        config.require_trainable()
         self._config = config
         self._model = model
         self._run = run
@@ -102,6 +100,17 @@ class LiveRollouts:
     def tasks(self) -> list[LiveTask]:
         """The training set: every agent on every task."""
         return [LiveTask(task_id=task, agent=agent) for task in self._config.tasks for agent in self._config.agents]
+
+    @property
+    def source(self) -> LiveSource:
+        """What :meth:`make_source` made.
+
+        Raises:
+            ConfigError: nothing yet.
+        """
+        if self._source is None:
+            raise ConfigError("no trainer has asked for episodes yet.", fix="Call make_source first.")
+        return self._source
 
     def make_source(self, model: Any, tokenizer: Any) -> LiveSource:
         """Start engine, gateway and runner around the trainer's module.

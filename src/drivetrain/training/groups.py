@@ -7,6 +7,7 @@ from typing import Any
 
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.result import RolloutResult
+from drivetrain.rollout.route import routed_prompt
 from drivetrain.training.rows import check_result, is_trainable
 from drivetrain.training.sources import GroupKey, group_results
 
@@ -75,9 +76,4 @@ def prompt_dataset(groups: Groups) -> Any:
     """A ``datasets.Dataset`` with one prompt per group; the task and agent travel inside the message."""
     from datasets import Dataset
 
-    return Dataset.from_list(
-        [
-            {"prompt": [{"role": "user", "content": f"task {task_id}", "task_id": task_id, "agent": agent}]}
-            for task_id, agent in groups
-        ]
-    )
+    return Dataset.from_list([{"prompt": routed_prompt(task_id, agent)} for task_id, agent in groups])

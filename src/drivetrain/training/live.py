@@ -11,6 +11,7 @@ import msgspec
 
 from drivetrain.cache import Progress
 from drivetrain.errors import ConfigError
+from drivetrain.rollout.route import routed_prompt
 from drivetrain.training.alarm import DeltaAlarm
 from drivetrain.training.grpo import BatchSummary, attach_engine
 from drivetrain.training.recipe import grpo_config
@@ -87,7 +88,7 @@ def train_live(
         seed=seed,
         **{"gradient_checkpointing": gradient_checkpointing, **(settings or {})},
     )
-    dataset = Dataset.from_list([{"prompt": [_message(task)]} for task in tasks])
+    dataset = Dataset.from_list([{"prompt": routed_prompt(task.task_id, task.agent, task.prompt)} for task in tasks])
     trainer = build_trainer(
         source,
         model,
@@ -128,7 +129,3 @@ class _Remembering:
             self.first_ids = [result.rollout_id for result in results]
             self.first_rewards = [result.reward for result in results]
         return results
-
-
-def _message(task: LiveTask) -> dict[str, str]:
-    return {"role": "user", "content": task.prompt, "task_id": task.task_id, "agent": task.agent}

@@ -20,7 +20,7 @@ from drivetrain.cache import Progress
 from drivetrain.engines.models import ModelDir
 from drivetrain.engines.protocol import Engine
 from drivetrain.errors import ConfigError, InfrastructureError
-from drivetrain.rollout.config import REFERENCE_AGENTS, EpisodeSpec, RolloutConfig
+from drivetrain.rollout.config import EpisodeSpec, RolloutConfig
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.gate import LocalGate, kept_version, serve_gate, set_version
 from drivetrain.rollout.loop_thread import LoopThread
@@ -125,9 +125,7 @@ class AgentSessionFactory(ResourceSessionFactory):  # type: ignore[misc]  # open
         model: ModelDir | None = None,
         tell: Progress = _log.info,
     ) -> None:
-        idle = [agent for agent in config.agents if agent in REFERENCE_AGENTS]
-        if idle:
-            raise ConfigError(f"agent {idle[0]!r} uses no model; there is nothing to train.", fix="Name a real agent.")
+        config.require_trainable()
         self._config = _with_sampling(config, sampling)
         self._agents = {agent_name(agent) for agent in config.agents}
         self._default_agent = default_agent or (config.agents[0] if len(config.agents) == 1 else "")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
 
 from drivetrain.cache import Progress
 from drivetrain.engines.models import ModelDir
@@ -21,18 +20,19 @@ from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import RolloutConfig
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
+from drivetrain.tokens.tokenizer import Tokenizer
 from drivetrain.trace.export.sft_tokens import sft_token_lines
 from drivetrain.training.episodes import LiveRollouts
 from drivetrain.training.live import LiveTask, train_live
 from drivetrain.training.quickstart.curve import draw_curve
 from drivetrain.training.quickstart.fine_tune import fine_tune
-from drivetrain.training.quickstart.heldout import HeldOut, Point
+from drivetrain.training.quickstart.heldout import HeldOut, Point, point
 from drivetrain.training.quickstart.lessons import reading_lessons
 from drivetrain.training.quickstart.oracle import MediocreOracle
 from drivetrain.training.quickstart.policy import build_policy
 from drivetrain.training.quickstart.record import record
 from drivetrain.training.quickstart.settings import QuickstartSettings
-from drivetrain.training.report import peak_memory
+from drivetrain.training.report import TrainReport, peak_memory
 from drivetrain.training.sources import EpisodeRequest
 from swe_rl_env.sources.operators import Split, operator_rows
 from swe_rl_env.tasks.loading import tasks_from_rows
@@ -98,31 +98,26 @@ def learn(settings: QuickstartSettings, out: Path, tell: Progress) -> LearningRe
     clock.lap("record")
     tell("2/4 imitating them")
     rows = [row for result in recorded for row in result.rows]
-    lessons = list(reading_lessons(model, train[0], settings.lessons, settings.seed))
-    for lines, epochs, batch in ((lessons, 1.0, 16), (sft_token_lines(rows), settings.sft_epochs, 8)):
-        losses = fine_tune(
-            model,
-            lines,
-            out_dir=out / "sft",
-            epochs=epochs,
-            learning_rate=settings.sft_learning_rate,
-            batch=batch,
-            seed=settings.seed,
-        )
+    taught = partial(
+        fine_tune, model, out_dir=out / "sft", learning_rate=settings.sft_learning_rate, seed=settings.seed
+    )
+    taught(list(reading_lessons(model, train[0], settings.lessons, settings.seed)), epochs=1.0, batch=16)
+    losses = taught(sft_token_lines(rows), epochs=settings.sft_epochs, batch=8)
     clock.lap("imitate")
     tell(f"3/4 {settings.steps} GRPO steps, {settings.tasks_per_step} x {settings.group} episodes each")
-    heldout, trained, counts = _reinforced(settings, model, train, out, tell)
+    heldout, trained, episodes = _reinforced(settings, model, train, out, tell)
     clock.lap("learn")
+    imitated, learned = point(0, recorded), point(settings.steps, episodes)
     report = LearningReport(
         settings=settings,
-        oracle_reward=_mean(recorded),
+        oracle_reward=imitated.reward,
         sft_losses=losses,
         heldout=heldout,
         train=[entry.get("reward") for entry in trained.history],
         logp_diff_max=trained.logp_diff_max,
         logp_diff_mean=trained.logp_diff_mean,
-        episodes=len(recorded) + counts[0],
-        failed=sum(result.reward is None for result in recorded) + counts[1],
+        episodes=len(recorded) + len(episodes),
+        failed=imitated.failed + learned.failed,
         seconds=clock.laps,
         peak_memory=peak_memory(),
         model=str(out / "model"),
@@ -162,12 +157,8 @@ def _imitated(
     stand_in = build_tiny_model(out / "stand-in", context=4096)
     config = _config(settings, tasks[:_SAMPLES])
     sampled = asyncio.run(record(config, stand_in, oracle, tasks, RunDir.create(out / "record-sample"), tell))
-    tokenizer = Tokenizer.from_file(str(stand_in.tokenizer_path))
-    texts = [
-        tokenizer.decode([*row.prompt_ids, *row.response_ids], skip_special_tokens=False)
-        for result in sampled
-        for row in result.rows
-    ]
+    tokenizer = Tokenizer.from_file(stand_in.tokenizer_path)
+    texts = [tokenizer.decode([*row.prompt_ids, *row.response_ids]) for result in sampled for row in result.rows]
     if not texts:
         raise ConfigError(f"no episode left a row: {sampled[0].error or sampled[0].status}.")
     model = build_policy(out / "warm-start", texts, seed=settings.seed)
@@ -177,24 +168,19 @@ def _imitated(
 
 def _reinforced(
     settings: QuickstartSettings, model: ModelDir, train: Sequence[SweTask], out: Path, tell: Progress
-) -> tuple[list[Point], Any, tuple[int, int]]:
-    """GRPO with held-out episodes in between: the curve, the trainer's report, episodes and failures."""
+) -> tuple[list[Point], TrainReport, list[RolloutResult]]:
+    """GRPO with held-out episodes in between: the curve, the trainer's report, all episodes."""
     heldout = _tasks(settings, "heldout", settings.heldout)
     config = _config(settings, [*train, *heldout], n=settings.group)
     run = RunDir.create(out / "learn")
     requests = [_request(task, settings) for task in heldout]
     with LiveRollouts(config, model, run, _quiet, [*train, *heldout]) as live:
-        sources: list[Any] = []
-
-        def make_source(module: Any, tokenizer: Any) -> Any:
-            sources.append(live.make_source(module, tokenizer))
-            return sources[0]
 
         def told(at: Point) -> None:
             tell(f"held-out reward after {at.step} updates: {at.reward:.2f} ± {at.stderr:.2f} ({at.episodes} episodes)")
 
         curve = HeldOut(
-            lambda: sources[0],
+            lambda: live.source,
             live.sync,
             requests,
             every=settings.eval_every,
@@ -202,7 +188,7 @@ def _reinforced(
             on_point=told,
         )
         report = train_live(
-            make_source,
+            live.make_source,
             [LiveTask(task_id=task.instance_id, agent=settings.agent) for task in train],
             model.path,
             out_dir=out,
@@ -218,18 +204,12 @@ def _reinforced(
             callbacks=[curve],
             progress=_steps_only(tell),
         )
-        results = run.results()
-    return curve.points, report, (len(results), sum(result.reward is None for result in results))
+    return curve.points, report, run.results()
 
 
 def _request(task: SweTask, settings: QuickstartSettings) -> EpisodeRequest:
     seed = zlib.crc32(f"{settings.seed}:{task.instance_id}".encode())
     return EpisodeRequest(task_id=task.instance_id, agent=settings.agent, group=0, seed=seed, prompt="", training=False)
-
-
-def _mean(results: Sequence[RolloutResult]) -> float:
-    rewards = [result.reward for result in results if result.reward is not None]
-    return sum(rewards) / len(rewards) if rewards else math.nan
 
 
 def _quiet(_line: str) -> None:
