@@ -320,16 +320,26 @@ async def test_no_descriptor_of_the_owner_is_inherited(box: SandboxHandle) -> No
 
 
 async def test_descriptors_of_the_owner_do_not_grow(box: SandboxHandle) -> None:
-    async def use() -> int:
+    async def use() -> None:
         for _ in range(5):
             await box.exec(["cat"], stdin=b"x")
             await box.exec(["sleep", "5"], timeout_s=0.01)
             job = await box.start(["sleep", "5"])
             await job.kill(0)
+
+    def held() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    before = await use()
-    assert await use() <= before
+    await use()
+    before = held()
+    await use()
+    await use()
+    # Connections kept for the next call come and go; what a call leaks stays, thirty times here.
+    for _ in range(200):
+        if held() <= before + 4:
+            return
+        await asyncio.sleep(0.1)
+    assert held() <= before + 4
 
 
 async def test_the_clocks_are_sane(box: SandboxHandle) -> None:

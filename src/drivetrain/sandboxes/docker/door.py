@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from drivetrain.sandboxes.end import end
 from drivetrain.sandboxes.protocol import SandboxStartError
 
 CONTROL_SOCKET = "init"
@@ -157,10 +158,7 @@ class GatewayBroker:
 
     async def close(self) -> None:
         """Stop; idempotent. Connections handed over live on."""
-        tasks = [self._serving, *self._handing]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._serving, *self._handing)
         self._listener.close()
 
 

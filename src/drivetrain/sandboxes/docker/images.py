@@ -13,6 +13,7 @@ import msgspec
 
 from drivetrain.cache import Progress
 from drivetrain.sandboxes.docker.engine import Engine, EngineError
+from drivetrain.sandboxes.end import end
 from drivetrain.sandboxes.protocol import SandboxStartError
 
 logger = logging.getLogger(__name__)
@@ -91,10 +92,7 @@ class Images:
 
     async def close(self) -> None:
         """Stop pulling."""
-        tasks = list(self._pulls.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._pulls.values())
 
     async def _pull(self, reference: str) -> None:
         until = time.monotonic() + self._timeout_s

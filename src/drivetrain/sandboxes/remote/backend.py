@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from drivetrain.errors import ConfigError
+from drivetrain.sandboxes.end import end
 from drivetrain.sandboxes.label import Label, new_id, new_label
 from drivetrain.sandboxes.protocol import (
     Feature,
@@ -137,7 +138,7 @@ class RemoteBackend(ABC):
             if making.done() and not making.cancelled() and making.exception() is None:
                 await patiently(f"end sandbox {label.id}", making.result().kill)
             else:
-                making.cancel()
+                await end(making)
                 await self._sweep(label)
             raise
         except Exception as error:

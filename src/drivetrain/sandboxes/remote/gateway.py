@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain.sandboxes.end import end
 from drivetrain.sandboxes.protocol import SandboxError, SandboxGone, SandboxStartError
 from drivetrain.sandboxes.relay.dialin import DialIn, inside_argv, inside_script, new_secret
 
@@ -96,7 +97,6 @@ class GatewayLink:
     async def close(self) -> None:
         """End the host's side; the inside ends with the sandbox."""
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+            await end(self._keeper)
         if self._dial is not None:
             await self._dial.close()

@@ -33,11 +33,19 @@ async def patiently(what: str, attempt: Callable[[], Awaitable[Answer]], *, pati
     """
     until = time.monotonic() + patience_s
     pause = FIRST_S
+    task = asyncio.current_task()
+    assert task is not None
+    cancellations = task.cancelling()
     while True:
         try:
-            return await attempt()
+            answer = await attempt()
+            if task.cancelling() > cancellations:
+                raise asyncio.CancelledError  # httpx and its kind may answer a cancelled call all the same
+            return answer
         except (LinkLost, Busy) as error:
             asked = error.after_s if isinstance(error, Busy) else None
+            if task.cancelling() > cancellations:
+                raise asyncio.CancelledError from error
             delay = (asked if asked is not None else pause) * (1 + random.random() / 4)
             if time.monotonic() + delay > until:
                 if isinstance(error, Busy):

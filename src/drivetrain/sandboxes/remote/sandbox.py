@@ -18,6 +18,7 @@ from typing import Any
 from drivetrain.sandboxes.control.channel import MARSHAL_VERSION
 from drivetrain.sandboxes.control.commands import Commands
 from drivetrain.sandboxes.control.transfer import TRANSFER_TIMEOUT_S
+from drivetrain.sandboxes.end import end
 from drivetrain.sandboxes.protocol import (
     ExecResult,
     Reach,
@@ -342,8 +343,7 @@ class RemoteSandbox(Commands):
     async def _close(self) -> None:
         self._supervisor.fail("it was closed")
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+            await end(self._keeper)
         await self._end_box()
         await self._supervisor.settle()
         self._on_closed(self)

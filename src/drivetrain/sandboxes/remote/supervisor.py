@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from drivetrain.sandboxes.end import end
 from drivetrain.sandboxes.protocol import SandboxError, SandboxGone
 from drivetrain.sandboxes.remote.patience import PATIENCE_S, patiently
 from drivetrain.sandboxes.remote.times import CALL_S
@@ -63,7 +64,7 @@ class Supervisor:
     async def settle(self) -> None:
         """After :meth:`fail`: wait for what ran in the background."""
         others = [task for task in self._tasks if task is not asyncio.current_task()]
-        await asyncio.gather(*others, return_exceptions=True)
+        await end(*others)
 
     def check(self) -> None:
         """Raise SandboxGone if the sandbox is."""

@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from drivetrain.errors import ConfigError
+from drivetrain.sandboxes.end import end
 from drivetrain.sandboxes.protocol import Reach, SandboxError
 from drivetrain.sandboxes.relay.dialin import wire
 from drivetrain.sandboxes.relay.dialin.carrier import Carrier, LinkDead, Timing
@@ -214,8 +215,7 @@ class DialIn:
     async def close(self) -> None:
         """Tell the inside that nobody comes back, break every stream; idempotent."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end(self._task)
         await self._carrier.aclose()
         if self._state != "failed":
             self._enter("closed")
