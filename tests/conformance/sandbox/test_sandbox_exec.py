@@ -321,7 +321,7 @@ async def test_no_descriptor_of_the_owner_is_inherited(box: SandboxHandle) -> No
 
 async def test_descriptors_of_the_owner_do_not_grow(box: SandboxHandle) -> None:
     async def use() -> None:
-        for _ in range(5):
+        for _ in range(3):
             await box.exec(["cat"], stdin=b"x")
             await box.exec(["sleep", "5"], timeout_s=0.01)
             job = await box.start(["sleep", "5"])
@@ -334,7 +334,7 @@ async def test_descriptors_of_the_owner_do_not_grow(box: SandboxHandle) -> None:
     before = held()
     await use()
     await use()
-    # Connections kept for the next call come and go; what a call leaks stays, thirty times here.
+    # Connections kept for the next call come and go; what a call leaks stays, six times here.
     for _ in range(200):
         if held() <= before + 4:
             return
