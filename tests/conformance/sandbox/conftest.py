@@ -64,7 +64,7 @@ MARKS = ("needs", "lacks")
 
 def check_nothing_left(kit: Kit, root: Path, before: set[int]) -> None:
     """Nothing of these sandboxes is left, and no child of this process that was not there before."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while left := [*kit.left(root), *(f"child {pid}" for pid in children() - before)]:
         assert time.monotonic() < until, left
         time.sleep(0.05)
