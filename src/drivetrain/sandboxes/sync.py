@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from drivetrain.errors import ConfigError
+from drivetrain.sandboxes.end import end
 from drivetrain.sandboxes.protocol import (
     BgJob,
     ExecResult,
@@ -151,9 +152,7 @@ class _Loop:
 
     async def _end(self) -> None:
         while self._tasks:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(list(self._tasks))
+            await end(*self._tasks)
         await self._backend.aclose()
 
     def _close_at_exit(self) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from drivetrain.errors import ConfigError
+from drivetrain.sandboxes.end import end
 
 T = TypeVar("T")
 
@@ -51,11 +52,7 @@ class LoopThread:
 
     async def end_calls(self) -> None:
         """On the loop: cancel every other call of :meth:`run` and :meth:`arun`, and wait for its clean-up."""
-        calls = self._calls - {asyncio.current_task()}
-        for call in calls:
-            call.cancel()
-        if calls:
-            await asyncio.wait(calls)
+        await end(*(self._calls - {asyncio.current_task()}))
 
     def stop(self) -> None:
         """End the thread; idempotent."""
