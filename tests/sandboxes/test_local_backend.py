@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,13 +17,14 @@ import pytest
 
 from drivetrain.errors import ConfigError, MissingDependency
 from drivetrain.sandboxes import Limits, SandboxSpec, SandboxStartError
-from drivetrain.sandboxes.label import new_id, new_label, write_label
+from drivetrain.sandboxes.label import new_id, new_label, read_label, write_label
 from drivetrain.sandboxes.local import LocalBackend, launcher
 from drivetrain.sandboxes.local import backend as local
 from drivetrain.sandboxes.local import sandbox as local_sandbox
 from drivetrain.sandboxes.local.cgroups import Groups
 from drivetrain.sandboxes.local.interpreter import Interpreter, find_interpreter
 from drivetrain.sandboxes.local.reaper import reap
+from drivetrain.sandboxes.local.sandbox import LocalSandbox
 
 
 def fake_bwrap(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +89,52 @@ async def test_the_first_create_removes_what_a_dead_owner_left(tmp_path: Path) -
     box = await backend.create(SandboxSpec())
     assert [entry.name for entry in tmp_path.iterdir()] == [box.id]
     await backend.aclose()
+
+
+async def test_the_label_names_the_groups_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between the two would leave groups that nobody finds."""
+    made: list[tuple[set[str], set[str]]] = []
+    make = local_sandbox.make_groups
+
+    def watched(sandbox_id: str, limits: Limits) -> Groups:
+        label = read_label(tmp_path / sandbox_id)
+        groups = make(sandbox_id, limits)
+        made.append(({str(folder) for folder in groups.folders}, set(label.cgroups if label is not None else [])))
+        return groups
+
+    monkeypatch.setattr(local_sandbox, "make_groups", watched)
+    backend = LocalBackend(tmp_path)
+    box = await backend.create(SandboxSpec(limits=Limits(cpus=1)))
+    label = read_label(tmp_path / box.id)
+    await backend.aclose()
+    [(groups, told)] = made
+    assert groups <= told
+    assert label is not None
+    assert label.init_pid is not None
+
+
+async def test_a_start_cut_off_while_pid_1_is_limited_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, go_on = asyncio.Event(), threading.Event()
+    end_early = LocalSandbox._end_early
+
+    async def waiting(box: LocalSandbox) -> int | None:
+        waits.set()
+        return await end_early(box)
+
+    monkeypatch.setattr(LocalSandbox, "_end_early", waiting)
+    monkeypatch.setattr(Groups, "add", lambda _self, _pid: go_on.wait(60))
+    backend = LocalBackend(tmp_path)
+    creating = asyncio.create_task(backend.create(SandboxSpec()))
+    await waits.wait()
+    creating.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    await backend.aclose()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_without_control_groups_it_says_so_once_and_still_works(

@@ -9,7 +9,7 @@ import pytest
 
 from drivetrain.sandboxes import Limits, SandboxStats
 from drivetrain.sandboxes.local import cgroups
-from drivetrain.sandboxes.local.cgroups import make_groups, remove_cgroups
+from drivetrain.sandboxes.local.cgroups import make_groups, possible_folders, remove_cgroups
 
 LIMITS = Limits(memory_bytes=1 << 30, pids=100, cpus=1.5)
 
@@ -25,6 +25,7 @@ def hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def test_version_2_has_one_group_with_every_limit(hierarchy: Path) -> None:
+    assert possible_folders("dt-1") == [hierarchy / "drivetrain-dt-1"]
     groups = make_groups("dt-1", LIMITS)
     folder = hierarchy / "drivetrain-dt-1"
     assert groups.folders == [folder]
@@ -87,7 +88,9 @@ def test_version_1_shared_hierarchies_are_one_group(tmp_path: Path, monkeypatch:
     places = {"cpu": tmp_path / "shared", "pids": tmp_path / "shared", "memory": tmp_path / "memory"}
     monkeypatch.setattr(cgroups, "_own_folder", places.get)
     monkeypatch.setattr(cgroups, "_v2_parent", lambda: None)
+    expected = possible_folders("dt-1")
     groups = make_groups("dt-1", LIMITS)
+    assert expected == groups.folders
     assert sorted(folder.parent.name for folder in groups.folders) == ["memory", "shared"]
     assert (tmp_path / "shared" / "drivetrain-dt-1" / "cpu.cfs_quota_us").read_text() == "150000"
     assert (tmp_path / "shared" / "drivetrain-dt-1" / "pids.max").exists()
@@ -96,6 +99,7 @@ def test_version_1_shared_hierarchies_are_one_group(tmp_path: Path, monkeypatch:
 
 def test_groups_of_this_machine_come_and_go() -> None:
     groups = make_groups("dt-test-come-and-go", LIMITS)
+    assert set(groups.folders) <= set(possible_folders("dt-test-come-and-go"))
     assert all(folder.is_dir() for folder in groups.folders)
     remove_cgroups(groups.folders)
     assert not any(folder.exists() for folder in groups.folders)

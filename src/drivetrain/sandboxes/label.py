@@ -4,6 +4,8 @@ A sandbox is a folder ``<root>/<id>`` with a ``label.json`` in it. The label is 
 whatever a crash leaves behind can be attributed.
 """
 
+# Pathlib costs as much as the rest of this, and every start of a sandbox waits for it.
+# ruff: noqa: PTH104, PTH115, PTH123
 from __future__ import annotations
 
 import functools
@@ -13,6 +15,8 @@ import socket
 from pathlib import Path
 
 import msgspec
+
+from drivetrain.sandboxes.control.files import write_all
 
 PREFIX = "dt-"
 LABEL_FILE = "label.json"
@@ -45,7 +49,8 @@ def new_id() -> str:
 def started(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None when there is no such process or it is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
@@ -63,7 +68,7 @@ def new_label(sandbox_id: str, deadline: float, labels: dict[str, str]) -> Label
         id=sandbox_id,
         host=socket.gethostname(),
         boot=_boot(),
-        pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
+        pid_namespace=os.readlink("/proc/self/ns/pid"),
         owner_pid=pid,
         owner_started=started(pid) or 0,
         deadline=deadline,
@@ -73,14 +78,18 @@ def new_label(sandbox_id: str, deadline: float, labels: dict[str, str]) -> Label
 
 def same_world(label: Label) -> bool:
     """Whether pids in ``label`` mean anything to this process."""
-    return label.boot == _boot() and label.pid_namespace == str(Path("/proc/self/ns/pid").readlink())
+    return label.boot == _boot() and label.pid_namespace == os.readlink("/proc/self/ns/pid")
 
 
 def write_label(folder: Path, label: Label) -> None:
     """Write or replace the label of a sandbox folder."""
-    temporary = folder / (LABEL_FILE + ".new")
-    temporary.write_bytes(msgspec.json.encode(label))
-    temporary.rename(folder / LABEL_FILE)
+    file = f"{folder}/{LABEL_FILE}"
+    fd = os.open(f"{file}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, msgspec.json.encode(label))
+    finally:
+        os.close(fd)
+    os.rename(f"{file}.new", file)
 
 
 def read_label(folder: Path) -> Label | None:

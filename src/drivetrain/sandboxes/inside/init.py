@@ -13,16 +13,16 @@ The process is not dumpable: code in the box has the same uid and could otherwis
 """
 
 # Pathlib and contextlib cost more to import than the rest together.
-# ruff: noqa: PTH100, PTH120, PTH123, PTH208, SIM105
+# ruff: noqa: PTH100, PTH120, PTH123, SIM105
 from __future__ import annotations
 
-# _socket and not socket, and so on; no json, no typing: importing those doubles the start-up time of a sandbox.
+# posix and not os (a fifth of Python's start), _socket and not socket, and so on; no json, no typing.
 import _ctypes
 import _signal  # type: ignore[import-not-found]
 import _socket
 import gc
 import marshal
-import os
+import posix as os
 import resource
 import select
 import sys
@@ -38,6 +38,7 @@ PR_SET_NO_NEW_PRIVS = 38
 SIGKILL, SIGSTOP = 9, 19
 MAX_MESSAGE = 4096
 MAX_FDS = 4
+IDLE_S = 0.02
 
 # Modules of this folder, compiled by the same Python: name -> marshalled code. The owner may start us from such code to
 # save the time of compiling; ``load`` finds the files otherwise.
@@ -125,6 +126,7 @@ class Init:
         self.pidfds: dict[int, int] = {}  # keeper or relay pid -> pidfd, only there to wake the poll
         self.relay: int | None = None
         self.relay_config: tuple[_socket.socket, bytes] | None = None
+        self.prepared = False
         self.poller = select.poll()
         self.poller.register(control.fileno(), select.POLLIN)
 
@@ -145,10 +147,14 @@ class Init:
                     pass  # a hung owner must not keep the box alive
                 return
             # One second bounds how long an orphan stays a zombie.
-            for fd, _ in self.poller.poll(min(left, 1.0) * 1000):
+            events = self.poller.poll(min(left, 1.0 if self.prepared else IDLE_S) * 1000)
+            for fd, _ in events:
                 if fd == self.control.fileno() and not self.receive():
                     return
             self.reap()
+            if not events and not self.prepared:
+                __import__("os")  # for file operations, which inherit it; not while somebody waits for a command
+                self.prepared = True
 
     def receive(self) -> bool:
         """Handle one message; False when the owner hung up."""
@@ -332,12 +338,27 @@ class Init:
             if "file" in request:
                 os._exit(load(request.get("module", "files")).run(*request["file"]))
             what = request["argv"][0]
-            os.execvpe(what, request["argv"], request["env"])
+            execute(request["argv"], request["env"])
         except OSError as error:
             os.write(2, b"drivetrain: %s: %s\n" % (what, os.strerror(error.errno or 0).encode()))
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
         except BaseException as error:
             os.write(2, repr(error).encode(errors="replace"))
+
+
+def execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """``os.execvpe``: the program is looked for in the PATH of ``env`` unless its name has a slash."""
+    name = argv[0]
+    if b"/" in name:
+        os.execve(name, argv, env)
+    failed: OSError = FileNotFoundError(2, os.strerror(2))
+    for folder in env.get(b"PATH", b"/bin:/usr/bin").split(b":"):
+        try:
+            os.execve(folder + b"/" + name if folder else name, argv, env)
+        except OSError as error:
+            if isinstance(failed, (FileNotFoundError, NotADirectoryError)):  # a refusal says more than they do
+                failed = error
+    raise failed
 
 
 def become(uid: int, gid: int) -> None:
@@ -369,7 +390,9 @@ def main() -> None:
     gc.disable()  # no cycles are made here, and a collection after a fork copies pages for nothing
     if not CODE:
         # The folder of this file is on a read-only root that nothing in the box can rename or cover.
-        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+        from os.path import abspath, dirname
+
+        sys.path.insert(0, dirname(abspath(__file__)))
     control = _socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     Init(control).run()

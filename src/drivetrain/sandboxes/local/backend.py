@@ -15,7 +15,7 @@ from pathlib import Path
 from drivetrain.errors import ConfigError
 from drivetrain.sandboxes.label import new_id, new_label, write_label
 from drivetrain.sandboxes.local import bwrap, snapshots
-from drivetrain.sandboxes.local.cgroups import make_groups, remove_cgroups
+from drivetrain.sandboxes.local.cgroups import make_groups, possible_folders, remove_cgroups
 from drivetrain.sandboxes.local.disk import can_bound
 from drivetrain.sandboxes.local.interpreter import find_interpreter, inside_code
 from drivetrain.sandboxes.local.launcher import why_no_stage
@@ -122,6 +122,7 @@ class LocalBackend:
 
     async def _create(self, spec: SandboxSpec, snapshot_fd: int | None) -> LocalSandbox:
         label = new_label(new_id(), time.time() + spec.limits.ttl_s, dict(spec.labels))
+        label.cgroups = [str(group) for group in possible_folders(label.id)]
         folder = self.root / label.id
         try:
             folder.mkdir(mode=0o700)

@@ -1,8 +1,11 @@
 """The bubblewrap command line: what a local sandbox sees, and that is all it sees."""
 
+# Pathlib takes milliseconds for the many small looks at the host that each sandbox needs.
+# ruff: noqa: PTH110, PTH112, PTH114, PTH115, PTH116
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import stat
@@ -47,7 +50,7 @@ _ETC = (
 # (the list is Docker's, https://github.com/moby/moby/blob/master/oci/defaults.go). bwrap itself covers a part of it.
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger", "mtrr", "dynamic_debug")
 _PROC_MASKED = ("acpi", "asound", "kcore", "kmsg", "keys", "latency_stats", "timer_list", "sched_debug", "scsi")
-_OWN_ETC = {
+_OWN_ETC: Mapping[str, str] = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:{HOME}:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "group": f"root:x:0:\n{USER}:x:{UID}:\nnogroup:x:65534:\n",
@@ -77,13 +80,6 @@ def find_bwrap() -> str:
     return executable
 
 
-def make_etc(folder: Path) -> None:
-    """Write the sandbox's own /etc files into a host folder."""
-    folder.mkdir()
-    for name, text in _OWN_ETC.items():
-        (folder / name).write_text(text)
-
-
 def inside_path(target: str) -> str:
     """Check and normalise a path at which the caller wants something mounted.
 
@@ -100,38 +96,36 @@ def inside_path(target: str) -> str:
 
 def _root() -> list[str]:
     argv = ["--ro-bind", "/usr", "/usr"]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        path = Path("/") / name
-        if path.is_symlink():
-            argv += ["--symlink", str(path.readlink()), str(path)]
-        elif path.is_dir():
-            argv += ["--ro-bind", str(path), str(path)]
+    for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if os.path.islink(path):
+            argv += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            argv += ["--ro-bind", path, path]
     return argv
 
 
 def _etc(layout: Layout, network: str) -> list[str]:
     names = [*_ETC, "resolv.conf"] if network == "open" else list(_ETC)
-    found = {name: Path("/etc") / name for name in names if (Path("/etc") / name).exists()}
-    found |= {name: Path(layout.volume) / "etc" / name for name in _OWN_ETC}
-    return [word for place, target in layout.etc(found) for word in ("--ro-bind", place, target)]
+    found = {name: path for name in names if os.path.exists(path := f"/etc/{name}")}
+    return [word for place, target in layout.etc(found, _OWN_ETC) for word in ("--ro-bind", place, target)]
 
 
 def _proc(*, root_outside: bool) -> list[str]:
     argv = ["--proc", "/proc"]
     # Whoever made the IPC and network namespaces may set their limits.
     for name in _PROC_READ_ONLY if root_outside else ("sys",):
-        if (Path("/proc") / name).exists():
+        if os.path.exists(f"/proc/{name}"):
             argv += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
     for name in _PROC_MASKED:
-        path = Path("/proc") / name
+        path = f"/proc/{name}"
         try:
-            mode = path.stat().st_mode
+            mode = os.stat(path).st_mode
         except FileNotFoundError:
             continue
         if stat.S_ISDIR(mode):
-            argv += ["--tmpfs", str(path), "--remount-ro", str(path)]
+            argv += ["--tmpfs", path, "--remount-ro", path]
         elif root_outside or mode & 0o004:
-            argv += ["--ro-bind", "/dev/null", str(path)]
+            argv += ["--ro-bind", "/dev/null", path]
     return argv
 
 
@@ -191,7 +185,7 @@ class Layout(Protocol):
 
     @property
     def volume(self) -> str:
-        """The sandbox's own folder, holding ``home``, ``work`` and ``etc``."""
+        """The sandbox's own folder, holding ``home`` and ``work``."""
 
     @property
     def root_outside(self) -> bool:
@@ -200,8 +194,8 @@ class Layout(Protocol):
     def path(self, source: Path) -> str:
         """Where a host file or folder is."""
 
-    def etc(self, parts: Mapping[str, Path]) -> Iterable[tuple[str, str]]:
-        """Mounts (from, to) that make /etc of files and folders by their names below it."""
+    def etc(self, parts: Mapping[str, str], own: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+        """Mounts (from, to) that make /etc of host files and folders and of texts, by their names below it."""
 
     def overlay(self, source: Path) -> str:
         """Where a private, writable version of a host folder is."""

@@ -16,6 +16,7 @@ from drivetrain.sandboxes.protocol import Limits, SandboxStats
 # Room for PID 1, the relay and one keeper per command; not counted against the sandbox's own limit.
 PIDS_OVERHEAD = 16
 CPU_PERIOD_US = 100_000
+_V1_CONTROLLERS = ("memory", "pids", "cpu")
 
 
 def _unescape(field: str) -> str:
@@ -151,10 +152,20 @@ def _number(file: Path, field: str) -> int | None:
     return next((int(line.split()[1]) for line in text.splitlines() if line.split()[0] == field), None)
 
 
+def _name(sandbox_id: str) -> str:
+    return f"drivetrain-{sandbox_id}"
+
+
+def possible_folders(sandbox_id: str) -> list[Path]:
+    """Every folder :func:`make_groups` may make: known before, so that what a crash leaves can be found."""
+    parents = [_v2_parent(), *(_own_folder(controller) for controller in _V1_CONTROLLERS)]
+    return list(dict.fromkeys(parent / _name(sandbox_id) for parent in parents if parent is not None))
+
+
 def make_groups(sandbox_id: str, limits: Limits) -> Groups:
     """Control groups with the limits set, as far as this machine lets us."""
     groups = Groups()
-    name = f"drivetrain-{sandbox_id}"
+    name = _name(sandbox_id)
     pids = limits.pids + PIDS_OVERHEAD
     quota = None if limits.cpus is None else max(int(limits.cpus * CPU_PERIOD_US), 1000)
     parent = _v2_parent()

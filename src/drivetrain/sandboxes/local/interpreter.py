@@ -76,7 +76,7 @@ def inside_code(executable: str) -> bytes:
 def boot_argv(executable: str, *, code_fd: int, control_fd: int) -> list[str]:
     """The command line of PID 1: run ``init`` from the compiled modules behind ``code_fd``."""
     boot = (
-        f"import marshal,os;c=marshal.loads(os.pread({code_fd},1<<24,0));os.close({code_fd});"
+        f"import marshal,posix;c=marshal.loads(posix.pread({code_fd},1<<24,0));posix.close({code_fd});"
         "exec(marshal.loads(c['init']),{'__name__':'__main__','CODE':c})"
     )
     return [executable, "-I", "-S", "-B", "-c", boot, str(control_fd)]

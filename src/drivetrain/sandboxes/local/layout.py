@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from drivetrain.sandboxes.local.bwrap import make_etc
 from drivetrain.sandboxes.protocol import SandboxStartError
 
 
@@ -16,7 +15,6 @@ def furnish(volume: Path) -> None:
     """What every sandbox's volume holds."""
     for name in ("home", "work"):
         (volume / name).mkdir()
-    make_etc(volume / "etc")
 
 
 class PlainLayout:
@@ -32,9 +30,14 @@ class PlainLayout:
         """The host's path."""
         return str(source)
 
-    def etc(self, parts: Mapping[str, Path]) -> Iterable[tuple[str, str]]:
-        """One mount each."""
-        return [(str(source), f"/etc/{name}") for name, source in parts.items()]
+    def etc(self, parts: Mapping[str, str], own: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+        """One mount each; the texts are written into the volume."""
+        folder = Path(self.volume) / "etc"
+        folder.mkdir(exist_ok=True)
+        for name, text in own.items():
+            (folder / name).write_text(text)
+        mounts = {**parts, **{name: str(folder / name) for name in own}}
+        return [(source, f"/etc/{name}") for name, source in mounts.items()]
 
     def overlay(self, source: Path) -> str:
         """Where the copy will be."""

@@ -1,5 +1,7 @@
 """Removes what dead owners left behind: processes, cgroups and folders, and only those with our label."""
 
+# Every close of a sandbox waits for this, and pathlib costs as much as the system calls.
+# ruff: noqa: PTH106, PTH108
 from __future__ import annotations
 
 import contextlib
@@ -38,17 +40,29 @@ def remove_tree(folder: Path) -> None:
                 each.chmod(0o700)
 
     try:
-        inside = [entry for entry in folder.iterdir() if entry.name != LABEL_FILE]
+        with os.scandir(folder) as entries:
+            inside = [
+                (entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries if entry.name != LABEL_FILE
+            ]
     except FileNotFoundError:
         return
-    for entry in [*inside, folder]:
-        if entry.is_symlink() or not entry.is_dir():
-            entry.unlink(missing_ok=True)
+    for path, is_folder in [*inside, (str(folder / LABEL_FILE), False)]:
+        if is_folder:
+            _remove_folder(Path(path), unlock)
         else:
-            _remove_folder(entry, unlock)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    _remove_folder(folder, unlock)
 
 
 def _remove_folder(folder: Path, unlock: Callable[[Callable[..., Any], str, tuple[Any, ...]], None]) -> None:
+    try:
+        os.rmdir(folder)  # an empty one, as most are, in a tenth of the time
+        return
+    except FileNotFoundError:
+        return
+    except OSError:
+        pass
     for _ in range(64):  # one pass per level of locked directories
         shutil.rmtree(folder, onerror=unlock)
         if not folder.exists():

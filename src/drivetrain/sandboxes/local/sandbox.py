@@ -112,20 +112,17 @@ class LocalSandbox(ControlledSandbox):
 
     async def open(self, snapshot_fd: int | None = None) -> None:
         """Start everything, with the files of an archive if there is one; the caller cleans up on failure."""
-        label, spec = self._label, self._spec
+        spec = self._spec
         python = find_interpreter()  # the backend has found it before, in a thread
         # Not in a thread (it takes half a millisecond): a start cancelled meanwhile would not know what to remove.
         self._groups = make_groups(self.id, spec.limits)
-        label.cgroups = [str(folder) for folder in self._groups.folders]
-        write_label(self._folder, label)
         stderr_fd = os.memfd_create("stderr", os.MFD_CLOEXEC)
         try:
             await self._start(python, stderr_fd)
             pid = await self._channel.expect("hello", START_TIMEOUT_S)
             self._init_pidfd = os.pidfd_open(pid)
-            label.init_pid, label.init_started = pid, started(pid)
-            write_label(self._folder, label)
             if await self._end_early() != pid:
+                self._put_on_label(pid)
                 await asyncio.to_thread(self._limit, pid)
             self._channel.send(("go", self._config(pid)))
             await self._channel.expect("ready", START_TIMEOUT_S)
@@ -288,8 +285,12 @@ class LocalSandbox(ControlledSandbox):
             said = done.stderr.decode(errors="replace").strip() or f"exit code {done.exit_code}"
             raise SandboxError(f"Sandbox {self.id} could not {what}: {said}.")
 
+    def _put_on_label(self, pid: int) -> None:
+        self._label.init_pid, self._label.init_started = pid, started(pid)
+        write_label(self._folder, self._label)
+
     def _limit_early(self, told_fd: int) -> int | None:
-        """Limit PID 1 as soon as bubblewrap says which it is; the pid, or None where that did not work."""
+        """Label and limit PID 1 as soon as bubblewrap says which it is; the pid, or None where that did not work."""
         poller = select.poll()
         poller.register(told_fd, select.POLLIN)
         try:
@@ -298,6 +299,7 @@ class LocalSandbox(ControlledSandbox):
             if found is None:
                 return None
             pid = int(found[1])
+            self._put_on_label(pid)
             self._groups.add(pid)
             self._say_missing()
         except OSError:
@@ -305,8 +307,9 @@ class LocalSandbox(ControlledSandbox):
         return pid
 
     async def _end_early(self) -> int | None:
-        """Wait for :meth:`_limit_early`; bubblewrap must have written all it has to say, or be dead."""
-        pid = await self._early if self._early is not None else None
+        """Wait for :meth:`_limit_early`; bubblewrap must have written all it has to say, or be about to die."""
+        # Cancelled, it still has to be waited for: see _close.
+        pid = await asyncio.shield(self._early) if self._early is not None else None
         if self._told_fd is not None:
             os.close(self._told_fd)
             self._told_fd = None
@@ -350,11 +353,12 @@ class LocalSandbox(ControlledSandbox):
                 self._init_pidfd = None
             else:
                 kill(process)
-            await asyncio.to_thread(process.wait)
         await self._end_early()
-        await asyncio.to_thread(self._remove)
+        await asyncio.to_thread(self._remove, process)
         self._on_closed(self)
 
-    def _remove(self) -> None:
+    def _remove(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is not None:
+            process.wait()
         remove_cgroups(self._groups.folders)
         remove_tree(self._folder)
