@@ -1,0 +1,49 @@
+"""What a client sent and what it saw delivered: an append-only file of JSON lines that survives the client's SIGKILL.
+
+Lines, by ``kind``; ``t`` is CLOCK_MONOTONIC in seconds, the same in all processes::
+
+    open    session, key, max_turns, stream, conversations, turns, episode
+    send    session, conversation, mark, items   before the first try of a logical call; items are new in the history
+    fail    mark, why                            a try failed; the call is tried again
+    seen    mark, reply, text, calls, finish, items
+    control mark, text                           the budget is used up
+    refused mark, why                            the call failed for good
+    sealed  session
+    left    session                              given up after a crash
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Diary:
+    """One client's file, open for appending."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+            os.write(self._file, b"\n")  # ends the line that a killed client had begun
+
+    def note(self, kind: str, **what: Any) -> None:
+        line = json.dumps({"kind": kind, "t": time.monotonic(), **what})
+        os.write(self._file, line.encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a diary; half a line says nothing."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
