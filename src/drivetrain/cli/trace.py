@@ -12,6 +12,7 @@ from drivetrain.cli.console import out, print_json
 from drivetrain.cli.export import export
 from drivetrain.cli.rollout import results_table
 from drivetrain.cli.runs import find_session, run_tokenizer
+from drivetrain.cli.trace_view import view
 from drivetrain.gateway.sessions import session_tag
 from drivetrain.journal.reader import JournalReader
 from drivetrain.rollout.audit import audit_run
@@ -24,6 +25,7 @@ _RUN = typer.Argument(help="Run folder that `drivetrain rollout` wrote.")
 _JSON = typer.Option(False, "--json", help="Print as JSON.")
 why.register(app)
 app.command("export")(export)
+app.command("view")(view)
 
 
 @app.command("ls")
