@@ -179,6 +179,8 @@ class EpisodeRunner:
         folder = self._run.folder(spec.rollout_id)
         (folder / "work.patch").write_bytes(patch)
         (folder / "tests.log").write_text(grade.log_tail, encoding="utf-8")
+        if grade.tests:
+            (folder / "verdicts.json").write_bytes(msgspec.json.encode(_verdicts(built, grade)))
         result.grade(grade)
 
     def _policy(self, spec: EpisodeSpec) -> SessionPolicy:
@@ -271,6 +273,13 @@ class _Draft:
             grade={} if grade is None else _grade_summary(grade),
             harness={} if outcome is None else _harness_summary(outcome),
         )
+
+
+def _verdicts(built: BuiltTask, grade: Grade) -> dict[str, dict[str, str]]:
+    """What each expected test did; for people, beside the log."""
+    private = built.task.private
+    kinds = {"FAIL_TO_PASS": private.fail_to_pass, "PASS_TO_PASS": private.pass_to_pass}
+    return {kind: {test: grade.tests.get(test, "MISSING") for test in tests} for kind, tests in kinds.items()}
 
 
 def _grade_summary(grade: Grade) -> dict[str, object]:
