@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from multidict import CIMultiDict
 
 from drivetrain.gateway.connections import Connections
 from drivetrain.gateway.core import Gateway
@@ -27,13 +29,23 @@ from drivetrain.trace.origin import read_origin
 
 CONNECTIONS = web.AppKey("connections", Connections)
 """The open connections; whoever runs the application lets them watch its server."""
+BODY_S = 120.0
+"""Seconds in which a body has arrived to its last byte, else 408: one that drips holds a connection and memory."""
+_BODY_S = web.AppKey("body_s", float)
 
 
-def harness_app(gateway: Gateway, *, patience: Patience | None = None) -> web.Application:
+def harness_app(
+    gateway: Gateway,
+    *,
+    patience: Patience | None = None,
+    connections: Connections | None = None,
+    body_s: float = BODY_S,
+) -> web.Application:
     """The application a harness reaches: model calls, token counts, model list and the tools of a session that has
     some, every route behind a key."""
     app = web.Application(middlewares=[_refusals, _authenticator(gateway)])
-    app[CONNECTIONS] = Connections()
+    app[CONNECTIONS] = connections or Connections()
+    app[_BODY_S] = body_s
     shared: dict[tuple[str, str, Action], list[Dialect]] = {}
     for dialect in DIALECTS:
         for route in dialect.routes:
@@ -51,7 +63,7 @@ async def _tools(request: web.Request) -> web.StreamResponse:
     session = request[SESSION]
     if session.tool_host is None:
         raise Refusal("not_found", "this session has no tools of its own.", fix="Do not configure an MCP server.")
-    reply = await answer(session.tool_host, await request.read())
+    reply = await answer(session.tool_host, await _body(request))
     return web.Response(status=202) if reply is None else _json(reply)
 
 
@@ -77,7 +89,7 @@ def _handler(gateway: Gateway, dialects: list[Dialect], action: Action, patience
 async def _generate(
     gateway: Gateway, request: web.Request, dialect: Dialect, session: Session, call: Call, patience: Patience
 ) -> web.StreamResponse:
-    attempt = read_attempt(request.headers, request.app[CONNECTIONS].of(request))
+    attempt = read_attempt(_readable(request.headers), request.app[CONNECTIONS].of(request))
     ticket = gateway.begin(session, call, await request.read(), attempt)
     served: Served | None
     try:
@@ -95,17 +107,45 @@ async def _generate(
 
 
 async def _decode(request: web.Request, dialect: Dialect, session: Session) -> Call:
-    key = read_key(request.headers, request.query)
+    key, headers = read_key(request.headers, request.query), _readable(request.headers)
     wire = WireRequest(
-        body=redact_body(await request.read(), key),
+        body=redact_body(await _body(request), key),
         path=request.path,
         parts=dict(request.match_info),
         query=request.query,
-        headers=request.headers,
+        headers=headers,
     )
     call = dialect.decode(wire, session)
-    origin = read_origin(request.headers, secret=key)
-    return msgspec.structs.replace(call, origin=origin, user_agent=read_user_agent(request.headers, secret=key))
+    origin = read_origin(headers, secret=key)
+    return msgspec.structs.replace(call, origin=origin, user_agent=read_user_agent(headers, secret=key))
+
+
+async def _body(request: web.Request) -> bytes:
+    """All of the body, in UTF-8 as JSON is (RFC 8259 section 8.1); the decoders look at the fields they know only.
+
+    Raises:
+        Refusal: it is not, it comes too slowly, or its encoding is broken.
+    """
+    limit = request.app[_BODY_S]
+    try:
+        async with asyncio.timeout(limit):
+            body = await request.read()
+        body.decode()
+    except TimeoutError:
+        what = f"the request body did not arrive within {limit:g} s."
+        raise Refusal("request_timeout", what, fix="Send it again.") from None
+    except web.RequestPayloadError as error:
+        raise Refusal("invalid_request", f"the request body cannot be read: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise Refusal("invalid_request", f"the request body is not valid JSON: {error}.") from None
+    return body
+
+
+def _readable(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Headers whose values can be recorded: bytes that are not UTF-8 arrive as half surrogates."""
+    if all(value.isascii() for value in headers.values()):
+        return headers
+    return CIMultiDict((name, value.encode(errors="replace").decode()) for name, value in headers.items())
 
 
 @web.middleware

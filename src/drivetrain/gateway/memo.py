@@ -27,23 +27,24 @@ Known = tuple[KnownMessage, ...]
 
 
 class MessageMemo:
-    """Decoded messages by raw slice; forgets everything when the slices exceed ``limit_bytes``.
+    """Decoded messages by what reads them and raw slice; forgets everything when the slices exceed ``limit_bytes``.
 
-    One slice may hold several messages: an Anthropic user message carries tool results and text side by side.
+    One slice may hold several messages: an Anthropic user message carries tool results and text side by side. The same
+    bytes mean one thing to one API, or as a system prompt, and may mean another elsewhere: ``reader`` says who asks.
     """
 
     def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._limit = limit_bytes
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[tuple[str, bytes], Known] = {}
         self._bytes = 0
         self.decoded = 0
         """Slices that had to be decoded so far."""
 
-    def get(self, raw: bytes) -> Known | None:
+    def get(self, reader: str, raw: bytes) -> Known | None:
         """What these bytes decoded to before, or None."""
-        return self._known.get(raw)
+        return self._known.get((reader, raw))
 
-    def put(self, raw: bytes, messages: Sequence[Message]) -> Known:
+    def put(self, reader: str, raw: bytes, messages: Sequence[Message]) -> Known:
         """Remember what a slice decodes to."""
         self.decoded += 1
         self._bytes += len(raw)
@@ -51,7 +52,7 @@ class MessageMemo:
             self._known.clear()
             self._bytes = len(raw)
         known = tuple(KnownMessage(message, message_key(message)) for message in messages)
-        self._known[raw] = known
+        self._known[reader, raw] = known
         return known
 
     def clear(self) -> None:

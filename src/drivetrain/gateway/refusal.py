@@ -14,6 +14,7 @@ RefusalCode = Literal[
     "session_sealed",
     "not_found",
     "invalid_request",
+    "request_timeout",
     "request_too_large",
     "idempotency_key_reused",
     "rate_limited",
@@ -39,6 +40,7 @@ _STATUS: dict[RefusalCode, int] = {
     "session_sealed": 409,
     "not_found": 404,
     "invalid_request": 400,
+    "request_timeout": 408,
     "request_too_large": 413,
     "idempotency_key_reused": 422,
     "rate_limited": 429,
@@ -90,4 +92,4 @@ class Refusal(DrivetrainError):
     @property
     def retryable(self) -> bool:
         """Whether the same call may succeed later."""
-        return self.status == 429 or self.status >= 500
+        return self.status in (408, 429) or self.status >= 500

@@ -14,8 +14,10 @@ from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.keys import AdminKeys
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.redact import guarded_logger
+from drivetrain.gateway.unexpected import leave_out_client_faults
 
 _log = guarded_logger("drivetrain.gateway.http")
+leave_out_client_faults(_log)
 
 
 class GatewayServer:

@@ -18,6 +18,7 @@ from drivetrain.messages import Call, Message, Reply, RequestedSampling, ToolCal
 
 _encode = msgspec.json.encode
 _PREFIX = "chatcmpl-"
+_READER = "chat message"
 
 
 _MEDIA = {"image_url": "image", "input_audio": "audio", "file": "document"}
@@ -251,7 +252,7 @@ def _messages(raw: list[msgspec.Raw], memory: Memory) -> list[KnownMessage]:
     memo = memory.memo
     known: list[KnownMessage] = []
     for index, slice_ in enumerate(map(bytes, raw)):
-        known += memo.get(slice_) or memo.put(slice_, [_message(slice_, index, memory.images)])
+        known += memo.get(_READER, slice_) or memo.put(_READER, slice_, [_message(slice_, index, memory.images)])
     return known
 
 

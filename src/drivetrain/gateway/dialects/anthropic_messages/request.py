@@ -17,6 +17,7 @@ from drivetrain.messages import Call, RequestedSampling, ToolSpec
 
 _REFERENCE = re.compile(rb'"tool_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _NOTHING = msgspec.Raw(b"null")
+_SYSTEM, _MESSAGE = "anthropic system", "anthropic message"
 
 
 class _Tool(msgspec.Struct):
@@ -114,10 +115,10 @@ def _decode(body: bytes) -> _Request:
 def _known(request: _Request, memory: Memory) -> list[KnownMessage]:
     memo, images = memory.memo, memory.images
     raw = bytes(request.system)
-    system = memo.get(raw)
-    known = list(memo.put(raw, read_system(raw, images)) if system is None else system)
+    system = memo.get(_SYSTEM, raw)
+    known = list(memo.put(_SYSTEM, raw, read_system(raw, images)) if system is None else system)
     for index, raw in enumerate(map(bytes, request.messages)):
-        known += memo.get(raw) or memo.put(raw, read_message(raw, index, images))
+        known += memo.get(_MESSAGE, raw) or memo.put(_MESSAGE, raw, read_message(raw, index, images))
     return known
 
 

@@ -21,6 +21,7 @@ from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Message, RequestedSampling, ToolCall, ToolSpec
 
 _encode = msgspec.json.encode
+_SYSTEM, _CONTENT, _RUN = "google system", "google content", "google run"
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -119,13 +120,16 @@ def read_messages(fields: Fields, memory: Memory) -> tuple[list[Message], list[b
     known: list[KnownMessage] = []
     instruction = fields.get("systemInstruction")
     if instruction is not None:
-        raw = b"systemInstruction:" + bytes(instruction)  # the same bytes as a content are a user message
-        found = memo.get(raw) or memo.put(raw, [_instruction(bytes(instruction), images)])
+        raw = bytes(instruction)
+        found = memo.get(_SYSTEM, raw) or memo.put(_SYSTEM, raw, [_instruction(raw, images)])
         known += [one for one in found if one.message.content]
     slices = [bytes(raw) for raw in _as_list(fields.get("contents"))]
     if not slices:
         raise Refusal("invalid_request", "contents is not specified.", param="contents")
-    read = [(raw, memo.get(raw) or memo.put(raw, _content(raw, index, images))) for index, raw in enumerate(slices)]
+    read = [
+        (raw, memo.get(_CONTENT, raw) or memo.put(_CONTENT, raw, _content(raw, index, images)))
+        for index, raw in enumerate(slices)
+    ]
     for of_model, group in itertools.groupby(read, key=lambda one: one[1][0].message.role == "assistant"):
         run = list(group)
         known += _one_reply(run, memo) if of_model else [one for _, found in run for one in found]
@@ -299,7 +303,7 @@ def _readable(part: dict[str, Any], place: str, images: ImageRule) -> dict[str, 
     """The part, or text in place of a picture where the session allows it."""
     for kind in part:
         if kind in _MEDIA_PARTS and images == "placeholder":
-            mime = str((part[kind] or {}).get("mimeType", ""))
+            mime = str(_convert(part[kind], dict[str, Any], f"{place}.{kind}").get("mimeType", ""))
             what = "image" if mime.startswith("image/") else "document"
             return {"text": f"[{what} left out: this model reads text only]"}
         if kind not in _READ_PARTS and kind not in _IGNORED_PARTS:
@@ -316,7 +320,7 @@ def _one_reply(run: Sequence[tuple[bytes, Known]], memo: MessageMemo) -> Known:
     if len(run) == 1:
         return run[0][1]
     raw = b",".join(part for part, _ in run)
-    return memo.get(raw) or memo.put(raw, [_joined([one.message for _, found in run for one in found])])
+    return memo.get(_RUN, raw) or memo.put(_RUN, raw, [_joined([one.message for _, found in run for one in found])])
 
 
 def _joined(parts: Sequence[Message]) -> Message:

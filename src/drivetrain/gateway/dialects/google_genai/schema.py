@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 _SCHEMA = frozenset({"items", "additionalProperties", "not"})
 _SCHEMA_LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems"})
 _SCHEMA_MAPS = frozenset({"properties", "patternProperties", "defs", "$defs"})
+_INT64 = re.compile(r"[0-9]{1,19}")
 _INTEGERS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 
 
@@ -37,6 +39,6 @@ def _keyword(name: str, value: Any) -> Any:
         return [json_schema(one) for one in value]
     if name in _SCHEMA_MAPS and isinstance(value, dict):
         return {key: json_schema(one) for key, one in value.items()}
-    if name in _INTEGERS and isinstance(value, str) and value.isdigit():
+    if name in _INTEGERS and isinstance(value, str) and _INT64.fullmatch(value):
         return int(value)
     return value

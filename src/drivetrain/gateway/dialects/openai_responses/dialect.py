@@ -223,8 +223,8 @@ def _messages(body: _Request, memory: Memory) -> list[KnownMessage]:
 
 
 def _remember(memo: MessageMemo, role: Any, text: str) -> list[KnownMessage]:
-    slice_ = f"{role} {text}".encode()  # items are JSON objects: no item is spelled like this
-    return list(memo.get(slice_) or memo.put(slice_, [Message(role, text)]))
+    reader, raw = f"responses {role}", text.encode()
+    return list(memo.get(reader, raw) or memo.put(reader, raw, [Message(role, text)]))
 
 
 def _earlier(previous: str, memory: Memory) -> list[KnownMessage]:

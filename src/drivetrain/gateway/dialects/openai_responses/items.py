@@ -21,6 +21,7 @@ from drivetrain.gateway.refusal import Refusal
 from drivetrain.messages import Message, ToolCall
 from drivetrain.trace.watermark import read_call_id
 
+_ITEM, _RUN = "responses item", "responses run"
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _MEDIA_PARTS = ("input_image", "input_file", "input_audio")
 
@@ -150,8 +151,8 @@ class _Reply:
         """The assistant message, then the outputs in the order of its calls."""
         known: list[KnownMessage] = []
         if self._parts:
-            run = b"reply" + b"".join(self._slices)  # items are JSON objects: no item is spelled like this
-            known += memory.memo.get(run) or memory.memo.put(run, [self._joined()])
+            run = b"".join(self._slices)
+            known += memory.memo.get(_RUN, run) or memory.memo.put(_RUN, run, [self._joined()])
         last = len(self._order)
         return known + sorted(self.answers, key=lambda answer: self._order.get(answer.message.tool_call_id, last))
 
@@ -177,7 +178,7 @@ def _reply_id_of(part: Message) -> str:
 
 
 def _parts_of(slice_: bytes, index: int, memory: Memory) -> Sequence[KnownMessage]:
-    known = memory.memo.get(slice_)
+    known = memory.memo.get(_ITEM, slice_)
     if known is not None:
         return known
     try:
@@ -193,7 +194,7 @@ def _parts_of(slice_: bytes, index: int, memory: Memory) -> Sequence[KnownMessag
         parts = read(slice_, f"input[{index}]", memory)
     except msgspec.ValidationError as error:
         raise Refusal("invalid_request", f"input[{index}]: {error}.", param=f"input[{index}]") from error
-    return memory.memo.put(slice_, parts)
+    return memory.memo.put(_ITEM, slice_, parts)
 
 
 def _read_message(slice_: bytes, place: str, memory: Memory) -> list[Message]:

@@ -43,7 +43,8 @@ class WireTool(msgspec.Struct, frozen=True):
 class Tools(msgspec.Struct):
     """The tools of a request.
 
-    ``offered`` are those the policy sees, ``wire`` their spelling by offered name, ``echo`` their JSON as it came.
+    ``offered`` are those the policy sees, ``wire`` their spelling by offered name, ``echo`` their JSON as it came, on
+    one line.
     ``dropped`` names those that only the API's own servers could run: the policy is not offered them, so that it cannot
     call them. ``unenforced`` names custom tools whose grammar is told to the policy and not enforced on its tokens.
     """
@@ -73,10 +74,16 @@ def read_tools(raw: list[msgspec.Raw] | None) -> Tools:
         tool = _read(slice_, f"tools[{index}]")
         if tool.type == "namespace":
             if _read_namespace(tools, tool, f"tools[{index}]"):
-                tools.echo.append(slice_)
+                tools.echo.append(_one_line(slice_))
         elif _add(tools, tool, f"tools[{index}]"):
-            tools.echo.append(slice_)
+            tools.echo.append(_one_line(slice_))
     return tools
+
+
+def _one_line(raw: msgspec.Raw) -> msgspec.Raw:
+    """The same JSON without line breaks: it becomes part of an event, which one would end."""
+    text = bytes(raw)
+    return msgspec.Raw(msgspec.json.format(text, indent=-1)) if b"\n" in text or b"\r" in text else raw
 
 
 def _read(slice_: msgspec.Raw, place: str) -> _Tool:
