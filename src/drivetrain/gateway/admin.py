@@ -19,6 +19,8 @@ from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import error_response
 from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.unexpected import report
+from drivetrain.gateway.upstream import journal_refusal
+from drivetrain.journal.errors import JournalError
 from drivetrain.trace.sample import TRAINED_LABELS, rows_of
 from drivetrain.trace.turn import Label
 
@@ -47,6 +49,8 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
             return error_response(refusal, errors)
         except web.HTTPException as error:
             return error_response(Refusal("not_found", f"{request.method} {request.path}: {error.reason}."), errors)
+        except JournalError as error:
+            return error_response(journal_refusal(error), errors)
         except ConnectionError:
             raise  # the client is gone
         except Exception as error:
@@ -104,6 +108,7 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
                 "engine": gateway.engine.name,
                 "policy_version": gateway.engine.policy_version,
                 "fence": gateway.fence.status().state,
+                "journal": gateway.journal.blocked or "ok",
                 "context_length": gateway.engine.context_length,
                 "recovered_sessions": gateway.recovered,
             }

@@ -17,7 +17,7 @@ from drivetrain.gateway.redact import guarded_logger
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sessions import Session, SessionStore
 from drivetrain.gateway.turn import TurnRunner
-from drivetrain.journal.writer import Journal, JournalError
+from drivetrain.journal.writer import PATIENCE_S, Journal, JournalError
 from drivetrain.messages import Call
 from drivetrain.tokens.codec import TokenCodec
 from drivetrain.trace.turn import Turn
@@ -49,6 +49,8 @@ class Gateway:
         journal_path: SQLite file; sessions found in it are open again under their old keys.
         model: served model name.
         max_pause_s: how long a weight update may take (:class:`~drivetrain.gateway.fence.Fence`).
+        journal_patience_s: how long calls wait for a journal that cannot be written (no space left) before they are
+            refused (503); they sample nothing meanwhile, and the time counts against no session's wall clock.
 
     Attributes:
         fence: close it while weights change.
@@ -58,7 +60,14 @@ class Gateway:
     """
 
     def __init__(
-        self, engine: Engine, codec: TokenCodec, journal_path: Path, *, model: str, max_pause_s: float = 600.0
+        self,
+        engine: Engine,
+        codec: TokenCodec,
+        journal_path: Path,
+        *,
+        model: str,
+        max_pause_s: float = 600.0,
+        journal_patience_s: float = PATIENCE_S,
     ) -> None:
         self.identity = check_identity(
             engine,
@@ -69,9 +78,9 @@ class Gateway:
         self.engine = engine
         self.codec = codec
         self.model = model
-        self.journal = Journal(journal_path)
+        self.journal = Journal(journal_path, patience_s=journal_patience_s)
         self.fence = Fence(engine, max_pause_s=max_pause_s)
-        self.sessions = SessionStore(self.journal, lambda: self.fence.paused_s)
+        self.sessions = SessionStore(self.journal, lambda: self.fence.paused_s + self.journal.blocked_s)
         self.recovered = self.sessions.recover()
         self._losses: set[asyncio.Task[None]] = set()
         self._book = ProvenanceBook(

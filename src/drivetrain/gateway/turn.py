@@ -28,7 +28,7 @@ from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sampling import effective_sampling, refuse_untrainable, wanted_tokens
 from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.unexpected import report
-from drivetrain.gateway.upstream import overflow, prompt_difference, refusal_of, sound
+from drivetrain.gateway.upstream import journal_refusal, overflow, prompt_difference, refusal_of, sound
 from drivetrain.gateway.volatile import strip_volatile
 from drivetrain.journal.writer import Journal, JournalError
 from drivetrain.messages import Call, Reply, Usage
@@ -79,7 +79,7 @@ class TurnRunner:
                 finally:
                     reservation.release()
         except BudgetStop as stop:
-            return await self._stop(session, stop, reply_id)
+            return await self._stop(session, call, stop, reply_id)
         except Refusal as refusal:
             await self._note_refusal(session, refusal)
             raise
@@ -87,9 +87,8 @@ class TurnRunner:
             await self._note(session, "abandoned", body=body_sha256.hex()[:16])
             raise
         except JournalError as error:
-            full = Refusal("journal_unavailable", error.what, fix=error.fix)
-            await self._note_refusal(session, full)
-            raise full from error
+            await self._note(session, "refused", code="journal_unavailable", reason=str(error))
+            raise journal_refusal(error) from error
         except Exception as error:
             defect = report(error, f"a call of session {session.id}")
             await self._note_refusal(session, defect)
@@ -149,6 +148,7 @@ class TurnRunner:
     async def _generate(
         self, session: Session, call: Call, prompt: Prompt, sampling: Sampling, request_id: str
     ) -> tuple[Completion, Passage]:
+        await self._journal.writable()  # what is sampled while nothing can be committed could not be sent
         try:
             async with (
                 self._fence.passing() as passage,
@@ -176,6 +176,15 @@ class TurnRunner:
         if session.delivery.continued(turn):
             await self._journal.mark_delivered(session.id, turn.id, at=turn.delivered_at)
 
+    async def _note_last_progress(self, session: Session, call: Call) -> None:
+        """As :meth:`_note_progress`, of a request that is not rendered."""
+        continued = session.graph.match(call.messages, call.tools, call.keys).parent
+        if continued is not None:
+            try:
+                await self._note_progress(session, continued)
+            except JournalError as error:
+                _log.warning("session %s: a delivery is not in the journal: %s", session.id, error)
+
     async def _commit(self, session: Session, call: Call, prompt: Prompt, turn: Turn) -> None:
         """Make the turn durable and part of the graph: both or neither, also when the call is cancelled meanwhile."""
         session.delivery.committing(turn.body_sha256)
@@ -202,12 +211,13 @@ class TurnRunner:
             session.graph.add(turn)
             session.delivery.committed(turn)
 
-    async def _stop(self, session: Session, stop: BudgetStop, reply_id: str) -> Served:
+    async def _stop(self, session: Session, call: Call, stop: BudgetStop, reply_id: str) -> Served:
         """A non-empty terminal assistant message: an empty one is asked again for ever (case row D14).
 
         Raises:
             Refusal: the session's policy wants an error instead.
         """
+        await self._note_last_progress(session, call)
         session.stop_condition = stop.budget
         on_budget = session.policy.on_budget
         await self._note(session, "budget_stop", budget=stop.budget, limit=stop.limit, reply=on_budget)

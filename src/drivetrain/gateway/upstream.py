@@ -1,4 +1,4 @@
-"""What an engine did wrong, as a refusal; what it returned, checked before it is believed."""
+"""What an engine or the journal did wrong, as a refusal; what it returned, checked before it is believed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from drivetrain.engines.protocol import (
     EngineMalformed,
 )
 from drivetrain.gateway.refusal import Refusal, RefusalCode
+from drivetrain.journal.errors import JournalBlocked, JournalError
 from drivetrain.trace.turn import Ids, pack_ids, pack_logprobs
 
 _BY_STATUS: dict[int, RefusalCode] = {
@@ -43,6 +44,12 @@ def refusal_of(error: EngineError) -> Refusal:
     said = " ".join(str(part) for part in (error.status, error.kind) if part)
     what = f"the engine failed ({said}): {error.what}" if said else f"the engine failed: {error.what}"
     return Refusal(code, what, fix=error.fix, retry_after_s=error.retry_after_s)
+
+
+def journal_refusal(error: JournalError) -> Refusal:
+    """A journal that does not commit: the call may succeed later, and nothing of it was kept or sent."""
+    wait = error.retry_after_s if isinstance(error, JournalBlocked) else None
+    return Refusal("journal_unavailable", error.what, fix=error.fix, retry_after_s=wait)
 
 
 def overflow(prompt_tokens: int, context_length: int) -> Refusal:

@@ -1,35 +1,31 @@
-"""The one writer of a journal: a thread that commits what is queued, several turns in one transaction.
+"""The one writer of a journal: what is queued is committed by a thread, several turns in one transaction.
 
 A caller awaits its operation and resumes only after the commit, so "committed, then sent" (design invariant 5) holds
-for a killed process and, with ``synchronous=FULL``, for a power cut.
+for a killed process and, with ``synchronous=FULL``, for a power cut. What happens when the disk is full:
+:mod:`drivetrain.journal.committer`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import fcntl
 import json
-import queue
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import ConfigError, InfrastructureError
+from drivetrain.errors import ConfigError
+from drivetrain.journal.committer import CommitCounts, Committer, Operation, WhenBlocked
+from drivetrain.journal.errors import JournalBlocked, JournalError
 from drivetrain.journal.records import INSERT_TURN, delivery_mark, turn_row
 from drivetrain.journal.schema import prepare
 from drivetrain.trace.turn import Turn
 
-_Operation = Callable[[sqlite3.Connection], None]
-_Item = tuple[_Operation, "concurrent.futures.Future[None]"]
-_BATCH = 256
+__all__ = ["Journal", "JournalBlocked", "JournalError"]
 
-
-class JournalError(InfrastructureError):
-    """The journal could not commit; the reply must not be sent."""
+PATIENCE_S = 600.0
+"""How long a call is kept waiting for a full disk: as long as the most patient harness waits (harnesses.md 1.5)."""
 
 
 class Journal:
@@ -37,12 +33,13 @@ class Journal:
 
     Args:
         path: the SQLite file; it and its folder are created if missing.
+        patience_s: how long a caller is kept waiting while the storage takes nothing.
 
     Raises:
         ConfigError: another process writes it, or it is no journal of this version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience_s: float = PATIENCE_S) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = path.with_name(path.name + ".lock").open("w")
@@ -60,10 +57,32 @@ class Journal:
             self._connection.close()
             self._lock.close()
             raise
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._committer = Committer(self._connection, path, patience_s=patience_s, explain=self._explain)
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="drivetrain-journal", daemon=True)
-        self._thread.start()
+
+    @property
+    def blocked(self) -> str:
+        """Why nothing can be committed at present (no space, a failing disk); empty while it can."""
+        return self._committer.blocked
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds, since the start, during which nothing could be committed."""
+        return self._committer.blocked_s
+
+    @property
+    def counts(self) -> CommitCounts:
+        """Transactions so far."""
+        return self._committer.counts
+
+    async def writable(self) -> None:
+        """Return at once while entries can be committed, else as soon as they can be again.
+
+        Raises:
+            JournalBlocked: that took longer than the journal's patience.
+        """
+        if self._committer.blocked:
+            await self._write(lambda _: None)
 
     async def add_session(
         self, session_id: str, *, key_digest: bytes, policy: bytes, labels: Mapping[str, str], created_at: float
@@ -83,13 +102,14 @@ class Journal:
         await self._write(
             lambda db: db.execute(
                 "UPDATE sessions SET state = 'sealed', sealed_at = ? WHERE id = ? AND state = 'open'", (now, session_id)
-            )
+            ),
+            "keep",
         )
 
     async def replace_key(self, session_id: str, key_digest: bytes) -> None:
         """Another key opens the session from now on."""
         await self._write(
-            lambda db: db.execute("UPDATE sessions SET key_digest = ? WHERE id = ?", (key_digest, session_id))
+            lambda db: db.execute("UPDATE sessions SET key_digest = ? WHERE id = ?", (key_digest, session_id)), "keep"
         )
 
     async def add_turn(self, session_id: str, turn: Turn) -> None:
@@ -101,14 +121,16 @@ class Journal:
         """The reply of a turn was sent, at this time since the epoch if known; False when it turned out to be lost."""
         values = (delivery_mark(delivered, at), session_id, turn_id)
         await self._write(
-            lambda db: db.execute("UPDATE turns SET delivered = ? WHERE session_id = ? AND turn_id = ?", values)
+            lambda db: db.execute("UPDATE turns SET delivered = ? WHERE session_id = ? AND turn_id = ?", values),
+            "follow",
         )
 
     async def add_event(self, session_id: str, kind: str, **detail: Any) -> None:
         """Record what is no turn: a refused call, a budget stop, an engine failure, an abandoned call."""
         values = (session_id, kind, json.dumps(detail), time.time())
         await self._write(
-            lambda db: db.execute("INSERT INTO events (session_id, kind, detail, at) VALUES (?, ?, ?, ?)", values)
+            lambda db: db.execute("INSERT INTO events (session_id, kind, detail, at) VALUES (?, ?, ?, ?)", values),
+            "follow",
         )
 
     def close(self) -> None:
@@ -116,55 +138,16 @@ class Journal:
         if self._closed:
             return
         self._closed = True
-        self._queue.put(None)
-        self._thread.join()
+        self._committer.close()
         self._connection.close()
         self._lock.close()
 
-    async def _write(self, operation: Callable[[sqlite3.Connection], object]) -> None:
+    async def _write(self, operation: Operation, when_blocked: WhenBlocked = "drop") -> None:
         if self._closed:
             raise JournalError(f"the journal {self.path} is closed.")
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._queue.put((lambda db: (operation(db), None)[1], done))
-        # A commit that was asked for happens even when the caller is cancelled meanwhile.
-        await asyncio.shield(asyncio.wrap_future(done))
+        await self._committer.submit(operation, when_blocked)
 
-    def _run(self) -> None:
-        stop = False
-        while not stop:
-            batch: list[_Item] = []
-            item = self._queue.get()
-            while True:
-                if item is None:
-                    stop = True
-                    break
-                batch.append(item)
-                if len(batch) == _BATCH or self._queue.empty():
-                    break
-                item = self._queue.get()
-            self._commit(batch)
-
-    def _commit(self, batch: list[_Item]) -> None:
-        failed: list[tuple[concurrent.futures.Future[None], BaseException]] = []
-        done: list[concurrent.futures.Future[None]] = []
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            for operation, future in batch:
-                self._connection.execute("SAVEPOINT one")
-                try:
-                    operation(self._connection)
-                    done.append(future)
-                except sqlite3.Error as error:
-                    self._connection.execute("ROLLBACK TO one")
-                    failed.append((future, error))
-                self._connection.execute("RELEASE one")
-            self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            failed = [(future, error) for _, future in batch]
-            done = []
-        for future in done:
-            future.set_result(None)
-        for future, cause in failed:
-            future.set_exception(JournalError(f"the journal {self.path} could not commit: {cause}."))
+    def _explain(self, error: sqlite3.Error) -> str:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            return f"no space is left for the journal {self.path}."
+        return f"the journal {self.path} cannot be written: {error}."
