@@ -1,4 +1,4 @@
-.PHONY: help setup assets engine demo test test-vllm lint oracle clean
+.PHONY: help setup assets engine browser demo test test-vllm lint oracle clean
 
 help: ## Say what there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -13,6 +13,9 @@ engine: ## Docker and its test images, for the sandbox tests (root, or sudo).
 	scripts/docker-engine install
 	scripts/docker-engine images
 
+browser: ## Chromium, for the tests of the trace viewer (root, or sudo).
+	scripts/browser install
+
 demo: setup ## Set up, then: two real agents on a real task with a real model, and one GRPO step.
 	@scripts/demo
 
@@ -22,7 +25,7 @@ lint: setup ## ruff, mypy, import-linter.
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: lint assets engine ## Set up, then all checks and tests.
+test: lint assets engine browser ## Set up, then all checks and tests.
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist worksteal
 
 VLLM ?= 0.31.0

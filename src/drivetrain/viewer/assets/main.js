@@ -57,6 +57,7 @@ function keysOf(app, parts) {
     ["N", "previous hit", () => search.step(-1)],
     ["h", "log-prob heat", () => app.toggle("heat")],
     ["w", "whole prompt", () => app.toggle("whole")],
+    ["s", "the first sampled token", () => turnPanel.tokens.toSampled()],
     ["c", "copy the ids of the selected tokens, or of the turn", () => turnPanel.tokens.copy()],
     ["Escape", "select no token", () => turnPanel.tokens.clear()],
     ["t", "light, dark or as the system", () => theme.click()],

@@ -24,7 +24,14 @@ export class TokenPane {
     this.box.addEventListener("keydown", (event) => this.key(event));
     this.node = el(
       "section", { class: "pane", "aria-labelledby": "tokens-title" },
-      el("div", { class: "pane-head" }, this.title, button("Copy ids", () => this.copy(), { id: "copy-ids", title: "c" })),
+      el(
+        "div", { class: "pane-head" }, this.title,
+        el(
+          "span", { class: "tools" },
+          button("To the sampled", () => this.toSampled(), { id: "to-sampled", title: "s" }),
+          button("Copy ids", () => this.copy(), { id: "copy-ids", title: "c" }),
+        ),
+      ),
       this.box,
       this.about,
     );
@@ -139,6 +146,14 @@ export class TokenPane {
       `${kindInWords(this.app.turn, place, state)}`,
       logprob === undefined || logprob === null ? "" : `; log-prob ${logprob.toFixed(4)} (p ${Math.exp(logprob).toPrecision(3)})`,
     );
+  }
+
+  // Select the first token that the turn sampled.
+  toSampled() {
+    if (!this.app.turn?.sampled.length) return;
+    const at = this.sequence.length - this.app.turn.sampled.length;
+    this.choose(at, at);
+    this.lines.reveal(lineOf(this.starts, at));
   }
 
   showHit(hit) {
