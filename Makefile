@@ -34,6 +34,11 @@ test-vllm: setup ## The engine, the probe, the fence and a rollout before a live
 	.venv/bin/drivetrain prepare --task pypi__xmltodict-0.14.2
 	DRIVETRAIN_VLLM=1 DRIVETRAIN_VLLM_VERSION=$(VLLM) OMP_NUM_THREADS=1 .venv/bin/python -m pytest -s tests/real/vllm
 
+SECONDS ?= 600
+SEED ?= 7
+chaos: setup ## Faults over a running gateway, its engine and 54 agents, then a checker (SECONDS=600 SEED=7).
+	OMP_NUM_THREADS=1 .venv/bin/python -m tests.chaos.stack.run --seconds $(SECONDS) --seed $(SEED)
+
 oracle: setup ## Every task: the reference fix must score 1.0 and doing nothing 0.0.
 	scripts/oracle
 

@@ -54,7 +54,7 @@ class _Case:
 
     def __init__(self, folder: Path) -> None:
         self.ledger = read_ledger(folder / "run" / "journal.sqlite")
-        self.witness = read_witness(folder / "diaries")
+        self.witness = read_witness(folder / "diaries", folder / "relayed.jsonl")
         self.rows = _lines(folder / "rows.jsonl")
         self.live = _lines(folder / "live.jsonl")
         self.disturbed = _disturbances(_lines(folder / "faults.jsonl"))
@@ -242,16 +242,23 @@ def _check_trained(case: _Case) -> None:
             if times and not turn.delivered:
                 case.find("undelivered_trained", turn.name, "the journal says that its reply did not arrive")
             elif times and not seen:
-                # A client that died cannot say whether it read what its kernel took.
-                if call is not None and not call.ended:
-                    case.report.counts["died_reading"] += 1
-                else:
-                    case.find("undelivered_trained", turn.name, "the client did not see it")
+                _check_unseen(case, turn, call)
             elif seen and not times:
                 if turn.delivered or turn.id in parents or not _excused(case, call):
                     case.find("untrained", turn.name, f"it was seen; delivered {turn.delivered}")
                 else:
                     case.report.counts["unmarked"] += 1
+
+
+def _check_unseen(case: _Case, turn: StoredTurn, call: ClientCall | None) -> None:
+    """A client that died or hung up cannot say whether its kernel, or its relay, had taken the reply before. The relay
+    can."""
+    if call is None or call.ended not in ("", "gave_up"):
+        case.find("undelivered_trained", turn.name, "the client did not see it")
+    elif turn.session in case.witness.relayed and turn.mark not in case.witness.passed:
+        case.find("undelivered_trained", turn.name, "the gateway never sent it")
+    else:
+        case.report.counts["unread"] += 1
 
 
 def _excused(case: _Case, call: ClientCall | None) -> bool:
@@ -271,9 +278,10 @@ def _count(case: _Case) -> None:
         trained=sum(case.trained.values()),
         seen=sum(call.seen is not None for call in witness.calls.values()),
         control=sum(call.ended == "control" for call in witness.calls.values()),
+        gave_up=sum(call.ended == "gave_up" for call in witness.calls.values()),
         unanswered=sum(not call.ended for call in witness.calls.values()),
         retried=witness.retried,
-        died_reading=0,
+        unread=0,
         unmarked=0,
         resampled=0,
     )

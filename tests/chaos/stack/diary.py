@@ -2,12 +2,13 @@
 
 Lines, by ``kind``; ``t`` is CLOCK_MONOTONIC in seconds, the same in all processes::
 
-    open    session, key, max_turns, stream, conversations, turns, episode
+    open    session, key, max_turns, stream, conversations, turns, episode, relayed
     send    session, conversation, mark, items   before the first try of a logical call; items are new in the history
     fail    mark, why                            a try failed; the call is tried again
     seen    mark, reply, text, calls, finish, items
     control mark, text                           the budget is used up
     refused mark, why                            the call failed for good
+    gave_up mark                                 the client hung up and goes another way
     sealed  session
     left    session                              given up after a crash
 """

@@ -32,7 +32,11 @@ class Session(msgspec.Struct):
 
 
 class Order(msgspec.Struct):
-    """``number`` names the agent; ``wire`` is its API. It stops between two calls when the file ``stop`` is there."""
+    """``number`` names the agent; ``wire`` is its API. It stops between two calls when the file ``stop`` is there.
+
+    ``relayed`` says whether ``url`` is the relay's. ``gives_up`` is the share of calls that it cancels before long, to
+    go on without them.
+    """
 
     number: int
     wire: str
@@ -40,6 +44,8 @@ class Order(msgspec.Struct):
     diary: str
     stop: str
     seed: int
+    gives_up: float = 0.08
+    relayed: bool = False
     session: Session | None = None
 
 
@@ -50,9 +56,21 @@ class Talk:
         self.number = number
         self.history: list[Any] = []
         self.seen: list[Seen] = []
+        self.said = 0
         self.pending = ""
         """The mark of a call that was sent and not answered."""
+        self.items = 0
+        """How many items of the history it added."""
         self.over = False
+
+    def send(self, mark: str, items: list[Any]) -> None:
+        self.history += items
+        self.said, self.pending, self.items = self.said + 1, mark, len(items)
+
+    def give_up(self) -> None:
+        """As if the call had not been made."""
+        del self.history[len(self.history) - self.items :]
+        self.pending = ""
 
 
 class Episode:
@@ -111,6 +129,7 @@ class Harness:
             conversations=conversations,
             turns=turns,
             episode=number,
+            relayed=self.order.relayed,
         )
         return episode
 
@@ -149,21 +168,25 @@ class Harness:
             await self._ask(wire, episode, talk)
 
     def _say(self, wire: Wire, episode: Episode, talk: Talk) -> None:
-        call = mark(self.order.number, episode.number, talk.number, len(talk.seen))
+        call = mark(self.order.number, episode.number, talk.number, talk.said)
         last = talk.seen[-1] if talk.seen else None
         if last is not None and last.calls:
             items = wire.results(last, f"output of {call}")
         else:
             items = wire.user(f"Please do {call}")
-        talk.history += items
-        talk.pending = call
+        talk.send(call, items)
         self.diary.note("send", session=episode.session.id, conversation=talk.number, mark=call, items=items)
 
     async def _ask(self, wire: Wire, episode: Episode, talk: Talk) -> None:
         while True:
             try:
-                seen = await wire.ask(talk.history, episode.stream)
+                async with asyncio.timeout(self._patience(talk.pending)):
+                    seen = await wire.ask(talk.history, episode.stream)
                 break
+            except TimeoutError:
+                self.diary.note("gave_up", mark=talk.pending)
+                talk.give_up()
+                return
             except Transient as error:
                 self.diary.note("fail", mark=talk.pending, why=str(error))
                 await asyncio.sleep(_AGAIN_S)
@@ -180,13 +203,16 @@ class Harness:
             talk.seen.append(seen)
         talk.pending = ""
 
+    def _patience(self, call: str) -> float | None:
+        """How long a call may take before the agent goes another way; None: for ever, as for most."""
+        chance = random.Random(f"{self.order.seed}/{call}")
+        return chance.uniform(0.05, 1.0) if chance.random() < self.order.gives_up else None
+
 
 def _replay(episode: Episode, line: dict[str, Any]) -> None:
     """Bring a conversation to where a line of the diary says it was."""
     if line["kind"] == "send":
-        talk = episode.talks[line["conversation"]]
-        talk.history += line["items"]
-        talk.pending = line["mark"]
+        episode.talks[line["conversation"]].send(line["mark"], line["items"])
         return
     talk = next((talk for talk in episode.talks if talk.pending and talk.pending == line.get("mark")), Talk(-1))
     if line["kind"] == "seen":
@@ -194,6 +220,8 @@ def _replay(episode: Episode, line: dict[str, Any]) -> None:
         talk.history += seen.items
         talk.seen.append(seen)
         talk.pending = ""
+    elif line["kind"] == "gave_up":
+        talk.give_up()
     elif line["kind"] in ("control", "refused"):
         talk.over, talk.pending = True, ""
 

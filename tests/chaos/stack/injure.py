@@ -97,7 +97,7 @@ class Injuries:
         boxes = self.stage.boxes
         if boxes.missing is not None or not self.stage.plan.boxes:
             return
-        while not (killed := boxes.kill(fault.dice)) and not self.stage.plan.stop.exists():
+        while not (killed := boxes.kill(fault.dice)) and not self.stage.plan.stop.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         self.note("sandbox_death", "killed", box=killed)
 
@@ -121,11 +121,11 @@ class Injuries:
 
     async def _harness_crash(self, fault: Fault) -> None:
         number = int(fault.dice * self.stage.plan.groups)
-        while not (pid := self.stage.group_pid(number)):
+        while not (pid := self.stage.group_pid(number)):  # noqa: ASYNC110 (a file of another process)
             await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
         self.note("harness_crash", "killed", group=number)
-        while self.stage.group_pid(number) == pid:  # noqa: ASYNC110 (forked again at once)
+        while self.stage.group_pid(number) == pid:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     async def _trainer_pause(self, fault: Fault) -> None:

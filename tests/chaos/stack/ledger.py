@@ -1,4 +1,4 @@
-"""The journal as the checker reads it: with SQLite and nothing of drivetrain (docs: the tables in journal/schema.py)."""
+"""The journal as the checker reads it: with SQLite and nothing of drivetrain."""
 
 from __future__ import annotations
 

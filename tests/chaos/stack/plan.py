@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tests.chaos.stack.schedule import KINDS, Kind
+from tests.chaos.stack.wires import WIRES
 
 
 class Plan(msgspec.Struct, kw_only=True):
@@ -23,6 +24,9 @@ class Plan(msgspec.Struct, kw_only=True):
     harnesses: int = 52
     groups: int = 3
     boxes: int = 1
+    wires: Sequence[str] = tuple(WIRES)
+    relayed_share: float = 0.5
+    gives_up: float = 0.08
     kinds: Sequence[Kind] = KINDS
     every_s: float = 2.4
     least_turns: int = 100
@@ -63,6 +67,11 @@ class Plan(msgspec.Struct, kw_only=True):
     def live_rows(self) -> Path:
         """The rows of some sessions as the running gateway gave them."""
         return self.folder / "live.jsonl"
+
+    @property
+    def relayed(self) -> Path:
+        """What the relay saw the gateway send."""
+        return self.folder / "relayed.jsonl"
 
     @property
     def stop(self) -> Path:

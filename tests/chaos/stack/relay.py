@@ -1,22 +1,32 @@
-"""A TCP relay between clients and the gateway that can be cut, and that can swallow replies."""
+"""A TCP relay between clients and the gateway that can be cut and can swallow replies, and a witness: it knows which
+replies the gateway has sent."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
+import time
+from pathlib import Path
+
+from tests.chaos.stack.words import marks
 
 _CHUNK = 65536
+_LONGEST = 40
+"""Bytes of the longest mark: one may be cut in two by a read."""
 _RESET = struct.pack("ii", 1, 0)
 
 
 class Relay:
-    """Listens on ``port`` and connects to ``target``, both on loopback."""
+    """Listens on ``port`` and connects to ``target``, both on loopback. ``testimony`` gets a line of JSON, ``t`` and
+    ``mark``, for every mark in what the gateway sent."""
 
-    def __init__(self, port: int, target: int) -> None:
+    def __init__(self, port: int, target: int, testimony: Path) -> None:
         self.port = port
         self.target = target
+        self._testimony = testimony
         self.down = False
         self.swallowing = False
         self.cuts = 0
@@ -78,9 +88,19 @@ class Relay:
                 self._open -= pair
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool) -> None:
+        before = b""
         with contextlib.suppress(OSError):
             while data := await reader.read(_CHUNK):
-                if replies and self.swallowing:
-                    continue
+                if replies:
+                    self._testify(before, data)
+                    before = data[-_LONGEST:]
+                    if self.swallowing:
+                        continue
                 writer.write(data)
                 await writer.drain()
+
+    def _testify(self, before: bytes, data: bytes) -> None:
+        found = marks((before + data).decode("utf-8", "replace"))
+        if found:
+            with self._testimony.open("a") as file:
+                file.writelines(json.dumps({"t": time.monotonic(), "mark": mark}) + "\n" for mark in found)

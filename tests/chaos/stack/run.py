@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -35,6 +34,8 @@ _PATIENCE_S = 240.0
 _PROGRESS_S = 10.0
 _LIVE_SESSIONS = 40
 
+_HEADLINES = {"lost": "lost", "duplicated": "duplicated", "undelivered_trained": "undelivered and trained"}
+
 Tell = Callable[[str], None]
 
 
@@ -48,16 +49,16 @@ class Outcome(msgspec.Struct):
     def summary(self) -> list[str]:
         counts = self.report.counts
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items()))
+        others = sum(finding.code not in _HEADLINES for finding in self.report.findings)
         return [
             f"{counts['seen']} turns seen by {counts['agents']} agents in {counts['sessions']} sessions, "
             f"{counts['committed']} committed, {counts['trained']} trained, {counts['control']} budget stops, "
-            f"{counts['retried']} calls tried again, {self.seconds:.0f} s",
+            f"{counts['retried']} tries failed, {counts['gave_up']} calls given up, {self.seconds:.0f} s",
             f"{sum(self.faults.values())} faults: {faults}",
-            f"lost {self.report.of('lost')}, duplicated {self.report.of('duplicated')}, "
-            f"undelivered and trained {self.report.of('undelivered_trained')}, other findings "
-            f"{len(self.report.findings) - sum(map(self.report.of, ('lost', 'duplicated', 'undelivered_trained')))}; "
-            f"sent to a client that died {counts['died_reading']}, seen but not marked as sent {counts['unmarked']}, "
-            f"sampled twice {counts['resampled']}",
+            f"sent to a client that died or hung up {counts['unread']}, seen but not marked as sent "
+            f"{counts['unmarked']}, sampled twice {counts['resampled']}",
+            ", ".join(f"{text} {self.report.of(code)}" for code, text in _HEADLINES.items())
+            + f", other findings {others}",
         ]
 
 
@@ -84,10 +85,9 @@ async def run(plan: Plan, tell: Tell = lambda _: None) -> Outcome:
 
 async def _warm(stage: Stage) -> None:
     """Half of the agents have seen a reply."""
+    wanted = stage.plan.harnesses // 2
     async with asyncio.timeout(_PATIENCE_S):
-        while sum(any(line["kind"] == "seen" for line in read(path)) for path in diaries(stage.plan)) < (
-            stage.plan.harnesses // 2
-        ):
+        while sum(any(line["kind"] == "seen" for line in read(path)) for path in diaries(stage.plan)) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.5)
 
 
@@ -106,7 +106,7 @@ async def _faults(stage: Stage, injuries: Injuries, faults: list[Fault], tell: T
         await asyncio.gather(*tasks)
         await asyncio.sleep(max(0.0, began + plan.seconds - time.monotonic()))
         ends = time.monotonic() + _PATIENCE_S
-        while seen(plan)["seen"] < plan.least_turns and time.monotonic() < ends:
+        while seen(plan)["seen"] < plan.least_turns and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(1)
     finally:
         progress.cancel()

@@ -42,7 +42,7 @@ _QUIET_SHARE = 0.12
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """``at`` seconds after the start, for ``lasts`` seconds. ``dice`` in [0, 1) is for whatever else is to be chosen."""
+    """``at`` seconds after the start, for ``lasts`` seconds; ``dice`` in [0, 1) chooses whatever else there is."""
 
     at: float
     kind: Kind
@@ -52,6 +52,8 @@ class Fault(msgspec.Struct, frozen=True):
 
 def draw(seed: int, seconds: float, *, kinds: Sequence[Kind] = KINDS, every_s: float = 2.4) -> list[Fault]:
     """Faults of a run of ``seconds``, in order; one about every ``every_s``, and one of each kind at least."""
+    if not kinds:
+        return []
     chance = random.Random(f"faults/{seed}")
     until = seconds * (1 - _QUIET_SHARE)
     count = max(len(kinds), int(until / every_s))

@@ -17,7 +17,6 @@ from tests.chaos.stack.harness import Order
 from tests.chaos.stack.plan import Plan
 from tests.chaos.stack.processes import Process, free_ports
 from tests.chaos.stack.relay import Relay
-from tests.chaos.stack.wires import WIRES
 from tests.chaos.stack.workers import Crew
 
 CONTEXT = 8192
@@ -101,7 +100,7 @@ def _stage(plan: Plan, model: Path) -> Stage:
                 "DRIVETRAIN_CHAOS_MISTAKE": plan.mistake,
             },
         ),
-        relay=Relay(relay_port, gateway_port),
+        relay=Relay(relay_port, gateway_port, plan.relayed),
         workers=Process("tests.chaos.stack.workers", [str(order)], plan.folder / "workers.log"),
         boxes=Boxes(plan, admin),
         admin=admin,
@@ -109,19 +108,21 @@ def _stage(plan: Plan, model: Path) -> Stage:
 
 
 def _groups(plan: Plan, gateway_port: int, relay_port: int) -> list[list[Order]]:
-    """Agents dealt to groups; APIs in turn, every second agent behind the relay."""
-    wires = list(WIRES)
+    """Agents dealt to groups, APIs in turn, some agents behind the relay."""
+    wires = list(plan.wires)
     groups: list[list[Order]] = [[] for _ in range(plan.groups)]
     for number in range(plan.harnesses):
-        port = relay_port if number // len(wires) % 2 else gateway_port
+        relayed = number // len(wires) % 10 < 10 * plan.relayed_share
         groups[number % plan.groups].append(
             Order(
                 number=number,
                 wire=wires[number % len(wires)],
-                url=f"http://127.0.0.1:{port}",
+                relayed=relayed,
+                url=f"http://127.0.0.1:{relay_port if relayed else gateway_port}",
                 diary=str(plan.diaries / f"{number}.jsonl"),
                 stop=str(plan.stop),
                 seed=plan.seed,
+                gives_up=plan.gives_up,
             )
         )
     return groups

@@ -56,7 +56,7 @@ class Wire(Protocol):
 
 
 _TRANSPORTS = ("httpx", "httpx2", "httpcore", "httpcore2", "aiohttp", "anyio")
-_SDKS = ("openai", "anthropic", "google")
+_LIBRARIES = ("openai", "anthropic", "google")
 
 
 @contextmanager
@@ -70,10 +70,10 @@ def _translated() -> Iterator[None]:
         raise Transient(f"{type(error).__name__}: {str(error)[:300]}") from error
     except Exception as error:
         library = type(error).__module__.partition(".")[0]
-        if library not in (*_TRANSPORTS, *_SDKS):
+        if library not in (*_TRANSPORTS, *_LIBRARIES):
             raise
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
-        final = library in _SDKS and isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+        final = library in _LIBRARIES and isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
         said = f"{type(error).__name__} {status}: {str(error)[:300]}"
         raise (Refused(said) if final else Transient(said)) from error
 
@@ -252,3 +252,6 @@ WIRES: dict[str, Callable[[str, str], Wire]] = {
     "messages": Messages,
     "google": Google,
 }
+
+SDKS = {"chat": "openai", "responses": "openai", "messages": "anthropic", "google": "google.genai"}
+"""The module of each API's SDK."""

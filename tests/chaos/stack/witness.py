@@ -13,8 +13,7 @@ from tests.chaos.stack.diary import read
 class ClientCall(msgspec.Struct):
     """One logical call, however often it was tried. ``seen`` is the diary's line of the reply, None when none came.
 
-    ``ended``: the client knows how it ended (a reply, a budget stop, a refusal); otherwise the client died, or its
-    runner gave it up.
+    ``ended``: the client knows how it ended (a reply, a budget stop, a refusal, or it hung up); otherwise it died.
     """
 
     mark: str
@@ -27,7 +26,8 @@ class ClientCall(msgspec.Struct):
 
 
 class Witness(msgspec.Struct):
-    """``calls`` in the order in which they were sent first, by mark. ``talks`` are calls of one conversation."""
+    """``calls`` in the order in which they were sent first, by mark. ``talks`` are calls of one conversation.
+    ``relayed`` are sessions whose agent is behind the relay, ``passed`` the marks that the relay saw in replies."""
 
     calls: dict[str, ClientCall]
     talks: dict[tuple[str, int], list[ClientCall]]
@@ -37,10 +37,13 @@ class Witness(msgspec.Struct):
     retried: int
     again: list[str]
     """Marks whose reply came twice to one client."""
+    relayed: set[str]
+    passed: set[str]
 
 
-def read_witness(diaries: Path) -> Witness:
-    found = Witness({}, {}, {}, 0, 0, [])
+def read_witness(diaries: Path, relayed: Path) -> Witness:
+    """All diaries of a folder, and the relay's testimony."""
+    found = Witness({}, {}, {}, 0, 0, [], set(), {line["mark"] for line in read(relayed)})
     for path in sorted([*diaries.glob("*.jsonl"), *diaries.glob("*/diary.jsonl")]):
         found.agents += 1
         for line in read(path):
@@ -52,13 +55,15 @@ def _take(found: Witness, line: dict[str, Any]) -> None:
     kind = line["kind"]
     if kind == "open":
         found.sessions[line["session"]] = line["max_turns"]
+        if line["relayed"]:
+            found.relayed.add(line["session"])
     elif kind == "send":
         call = ClientCall(line["mark"], line["session"], line["conversation"], line["t"])
         found.calls[call.mark] = call
         found.talks.setdefault((call.session, call.conversation), []).append(call)
     elif kind == "fail":
         found.retried += 1
-    elif kind in ("seen", "control", "refused"):
+    elif kind in ("seen", "control", "refused", "gave_up"):
         call = found.calls[line["mark"]]
         if call.ended:
             found.again.append(call.mark)

@@ -16,15 +16,15 @@ def mark(harness: int, episode: int, conversation: int, turn: int) -> str:
     return f"n{harness}x{episode}x{conversation}x{turn}z"
 
 
+def marks(text: str) -> set[str]:
+    """All marks in a text."""
+    return set(_MARK.findall(text))
+
+
 def last_mark(text: str) -> str:
     """The mark a text ends with; empty when there is none."""
     found = _MARK.findall(text)
     return found[-1] if found else ""
-
-
-def harness_of(call: str) -> int:
-    """Who sent a mark."""
-    return int(call[1:].partition("x")[0])
 
 
 def dice(call: str) -> int:

@@ -10,18 +10,15 @@ import asyncio
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 
-import anthropic
 import msgspec
-import openai
-from google import genai
 
 from tests.chaos.stack.admin import Admin
 from tests.chaos.stack.harness import Harness, Order, Session
 from tests.chaos.stack.parent import die_with_parent
-
-assert anthropic and openai and genai  # imported here once, for all groups
+from tests.chaos.stack.wires import SDKS
 
 
 class Crew(msgspec.Struct):
@@ -73,6 +70,8 @@ def fork(crew: Crew, number: int) -> int:
 def main() -> None:
     die_with_parent()
     crew = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Crew)
+    for wire in {order.wire for group in crew.groups for order in group}:
+        import_module(SDKS[wire])  # here once, for all groups
     running = {fork(crew, number): number for number in range(len(crew.groups))}
     while running:
         pid, status = os.wait()
