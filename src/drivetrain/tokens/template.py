@@ -130,6 +130,10 @@ def _arguments(text: str) -> Any:
 
 def shared_start(left: str, right: str) -> str:
     """The longest text both begin with."""
+    if right.startswith(left):
+        return left
+    if left.startswith(right):
+        return right
     size = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     return left[:size]
 
@@ -138,6 +142,16 @@ def tool_to_template(tool: ToolSpec) -> dict[str, Any]:
     """The OpenAI function-tool dict a chat template reads."""
     function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
+
+
+class _Remembered:
+    """Renderings of dummy conversations under one set of tools: openings by the number of messages before the turn, and
+    whole ones by that number and the turn."""
+
+    def __init__(self, tools: Sequence[ToolSpec]) -> None:
+        self.tools = tools
+        self.openings: dict[int, str] = {}
+        self.alone: dict[tuple[int, Message], str] = {}
 
 
 class ChatTemplate:
@@ -176,7 +190,7 @@ class ChatTemplate:
         self.sha256 = hashlib.sha256(source.encode()).hexdigest()
         self.fingerprint = hashlib.sha256(json.dumps([source, self._variables], sort_keys=True).encode()).hexdigest()
         self.eos_token = str(self._variables.get("eos_token") or "")
-        self._dummies: tuple[Sequence[ToolSpec], dict[tuple[int, Message], tuple[str, str]]] = ((), {})
+        self._remembered = _Remembered(())
         self.wire = self._find_wire("kimi" if _KIMI_CALLS in source else "any")
         self.renders_tools = self._shows(_PROBE_TOOL.name, [Message("user", _ANCHOR)], [_PROBE_TOOL])
 
@@ -250,15 +264,30 @@ class ChatTemplate:
                 yield Anchored(parts[-1], rest[-1])
 
     def _dummy(self, head: Sequence[Message], turn: Message, tools: Sequence[ToolSpec]) -> tuple[str, str]:
-        """A dummy conversation and its opening; the last few are remembered, since agents repeat their tools."""
-        if self._dummies[0] != tools or len(self._dummies[1]) >= _REMEMBERED:
-            self._dummies = (tools, {})
-        known = self._dummies[1]
-        key = (len(head), turn)
-        if key not in known:
+        """A dummy conversation and its opening; the last few are remembered, since agents repeat their tools.
+
+        Every turn has call ids of its own: a text in which they do not stand is remembered without them.
+        """
+        known = self._remembered
+        if known.tools != tools or len(known.alone) >= _REMEMBERED:
+            self._remembered = known = _Remembered(tools)
+        size = len(head)
+        if size not in known.openings:
+            known.openings[size] = self.opening(head, tools)
+        nameless = msgspec.structs.replace(
+            turn, tool_calls=tuple(msgspec.structs.replace(call, id="") for call in turn.tool_calls)
+        )
+        alone = known.alone.get((size, nameless)) or known.alone.get((size, turn))
+        if alone is None:
             alone = self.render([*head, turn], tools, add_generation_prompt=False)
-            known[key] = (alone, self.opening(head, tools))
-        return known[key]
+            known.alone[size, turn if self._shows_ids(turn, alone) else nameless] = alone
+        return alone, known.openings[size]
+
+    def _shows_ids(self, turn: Message, text: str) -> bool:
+        """Whether call ids of the turn may stand in its rendering; some templates write nine characters of them."""
+        if self.wire.call_ids != "any":
+            return True
+        return any(part in text for call in turn.tool_calls for part in (call.id[:9], call.id[-9:]))
 
     def _find_wire(self, call_ids: IdStyle) -> Wire:
         user = Message("user", _MARK)
