@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.errors import ConfigError
-from drivetrain.journal import records
 from drivetrain.journal.reader import JournalReader
 from drivetrain.journal.records import INSERT_TURN, read_turns, turn_row
 from drivetrain.journal.schema import prepare
@@ -84,7 +83,7 @@ def test_turn_round_trip(ids: list[int], logprobs: list[float], text: str) -> No
         prepare(db, Path("memory"))
         db.execute("PRAGMA foreign_keys=OFF")
         db.execute(INSERT_TURN, turn_row("s", turn))
-        (back,) = read_turns(db, "s")
+        (back,) = read_turns(db, "s", Path("memory"))
     assert same(turn, back)
 
 
@@ -95,7 +94,7 @@ def test_integers_of_a_tool_schema_are_of_any_size() -> None:
         prepare(db, Path("memory"))
         db.execute("PRAGMA foreign_keys=OFF")
         db.execute(INSERT_TURN, turn_row("s", turn))
-        (back,) = read_turns(db, "s")
+        (back,) = read_turns(db, "s", Path("memory"))
     assert same(turn, back)
 
 
@@ -161,27 +160,3 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another process"):
         Journal(first.path)
     first.close()
-
-
-async def test_a_journal_of_the_first_version_is_continued(tmp_path: Path) -> None:
-    """Turns without a base read as before; from then on the file is of the present version."""
-    path = tmp_path / "journal.sqlite"
-    journal = Journal(path)
-    await open_session(journal)
-    await journal.add_turn("s-1", make_turn(0))
-    journal.close()
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE meta SET value = '1'")
-        ((record,),) = db.execute("SELECT record FROM turns").fetchall()
-        db.execute("UPDATE turns SET record = ?", (msgspec.msgpack.encode(records._read_record(record)),))
-    assert len(JournalReader(path).graph("s-1", "0" * 8)) == 1
-    journal = Journal(path)
-    fork = make_turn(1)
-    fork.base, fork.keep, fork.keep_messages = 0, 2, 1
-    await journal.add_turn("s-1", fork)
-    journal.close()
-    with sqlite3.connect(path) as db:
-        assert db.execute("SELECT value FROM meta").fetchall() == [("2",)]
-    graph = JournalReader(path).graph("s-1", "0" * 8)
-    assert same(graph[1], fork)
-    assert graph.prompt_ids(graph[1]).tolist() == [1, 2, 1, 2, 70_000]

@@ -56,6 +56,7 @@ class Gateway:
         fence: close it while weights change.
 
     Raises:
+        JournalDamaged: a record of the journal is not what was written to it.
         ConfigError: the journal is in use or unreadable; the engine serves another template or tokenizer.
     """
 
@@ -81,7 +82,11 @@ class Gateway:
         self.journal = Journal(journal_path, patience_s=journal_patience_s)
         self.fence = Fence(engine, max_pause_s=max_pause_s)
         self.sessions = SessionStore(self.journal, lambda: self.fence.paused_s + self.journal.blocked_s)
-        self.recovered = self.sessions.recover()
+        try:
+            self.recovered = self.sessions.recover()
+        except BaseException:
+            self.journal.close()
+            raise
         self._losses: set[asyncio.Task[None]] = set()
         self._book = ProvenanceBook(
             self.journal,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from drivetrain.errors import InfrastructureError
 
 
@@ -16,3 +18,15 @@ class JournalBlocked(JournalError):
     """
 
     retry_after_s = 30.0
+
+
+class JournalDamaged(JournalError):
+    """The file does not hold what was written to it. Nothing of it is left out silently: reading ends here."""
+
+    def __init__(self, path: Path, what: str, *, fix: str = "") -> None:
+        super().__init__(
+            f"{path} is damaged: {what}.",
+            fix=fix
+            or "Restore it from a copy, or move it away and begin a new journal; sessions that are whole can still be "
+            "read from it, one by one.",
+        )

@@ -4,11 +4,14 @@ integers of any size, which other formats cannot)."""
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from drivetrain.journal.checksums import record_check
+from drivetrain.journal.errors import JournalDamaged
 from drivetrain.trace.turn import Turn, pack_ids, pack_logprobs
 
 _COLUMNS = ("delta_ids", "sampled_ids", "logprobs", "delivered", "delivered_at")
@@ -33,10 +36,19 @@ _decoder = msgspec.json.Decoder(_Record)
 _decoder_v1 = msgspec.msgpack.Decoder(_Record)
 
 INSERT_TURN = (
-    "INSERT INTO turns (session_id, turn_id, seq, delta_ids, sampled_ids, logprobs, record, delivered) "
-    "VALUES (?, ?, (SELECT COUNT(*) FROM turns WHERE session_id = ?), ?, ?, ?, ?, ?)"
+    "INSERT INTO turns (session_id, turn_id, seq, delta_ids, sampled_ids, logprobs, record, delivered, checksum) "
+    "SELECT ?1, ?2, n, ?3, ?4, ?5, ?6, ?7, ?8 + n + ?7 "
+    "FROM (SELECT COALESCE(MAX(seq), -1) + 1 AS n FROM turns WHERE session_id = ?1)"
 )
-SELECT_TURNS = "SELECT delta_ids, sampled_ids, logprobs, record, delivered FROM turns WHERE session_id = ? ORDER BY seq"
+MARK_DELIVERED = (
+    "UPDATE turns SET checksum = checksum - delivered + ?1, delivered = ?1 WHERE session_id = ?2 AND turn_id = ?3"
+)
+TURN_CHECK = "record_check(session_id, turn_id, delta_ids, sampled_ids, logprobs, record) + seq + delivered"
+"""What a turn's ``checksum`` is: the CRC-32 of what never changes, plus what is known when it is written or later."""
+_SELECT_TURNS = (
+    "SELECT turn_id, seq, delta_ids, sampled_ids, logprobs, record, delivered, {} FROM turns NOT INDEXED "
+    "WHERE session_id = ? ORDER BY seq"
+)
 
 
 def delivery_mark(delivered: bool, at: float) -> int:
@@ -53,13 +65,29 @@ def turn_row(session_id: str, turn: Turn) -> tuple[Any, ...]:
         turn.logprobs.astype("<f4").tobytes(),
     )
     mark = delivery_mark(turn.delivered, turn.delivered_at)
-    return (session_id, turn.id, session_id, *arrays, _encoder.encode(record), mark)
+    fixed = (session_id, turn.id, *arrays, _encoder.encode(record))
+    return (*fixed, mark, record_check(*fixed))
 
 
-def read_turns(connection: sqlite3.Connection, session_id: str) -> list[Turn]:
-    """Turns of a session in commit order."""
-    turns = []
-    for delta, sampled, logprobs, record, delivered in connection.execute(SELECT_TURNS, (session_id,)):
+def read_turns(connection: sqlite3.Connection, session_id: str, path: Path, *, checked: bool = True) -> list[Turn]:
+    """Turns of a session in commit order.
+
+    Args:
+        path: of the journal, for messages.
+        checked: whether its records have checksums (schema version 3).
+
+    Raises:
+        JournalDamaged: a record is not what was written, or one is missing.
+    """
+    turns: list[Turn] = []
+    rows = connection.execute(_SELECT_TURNS.format("checksum" if checked else "NULL"), (session_id,))
+    for turn_id, seq, delta, sampled, logprobs, record, delivered, checksum in rows:
+        where = f"turn {turn_id} of session {session_id}"
+        if seq != len(turns):
+            raise JournalDamaged(path, f"turn number {len(turns)} of session {session_id} is missing before {where}")
+        fixed = (session_id, turn_id, delta, sampled, logprobs, record)
+        if checked and checksum - seq - delivered != record_check(*fixed):
+            raise JournalDamaged(path, f"{where} (number {seq}) is not what was written")
         turns.append(
             Turn(
                 **msgspec.structs.asdict(_read_record(record)),
@@ -70,6 +98,11 @@ def read_turns(connection: sqlite3.Connection, session_id: str) -> list[Turn]:
                 delivered_at=delivered / 1000 if delivered > 1 else 0.0,
             )
         )
+    if checked:
+        query = "SELECT COUNT(*) FROM turns INDEXED BY turns_by_seq WHERE session_id = ?"
+        (expected,) = connection.execute(query, (session_id,)).fetchone()
+        if expected != len(turns):
+            raise JournalDamaged(path, f"session {session_id} has {len(turns)} turns, and {expected} in its index")
     return turns
 
 

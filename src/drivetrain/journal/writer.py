@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import ConfigError
+from drivetrain.journal.checksums import record_check
 from drivetrain.journal.committer import CommitCounts, Committer, Operation, WhenBlocked
 from drivetrain.journal.errors import JournalBlocked, JournalError
-from drivetrain.journal.records import INSERT_TURN, delivery_mark, turn_row
-from drivetrain.journal.schema import prepare
+from drivetrain.journal.records import INSERT_TURN, MARK_DELIVERED, delivery_mark, turn_row
+from drivetrain.journal.schema import SESSION_CHECK, prepare
+from drivetrain.journal.wal import check_wal
 from drivetrain.trace.turn import Turn
 
 __all__ = ["Journal", "JournalBlocked", "JournalError"]
@@ -37,6 +39,8 @@ class Journal:
 
     Raises:
         ConfigError: another process writes it, or it is no journal of this version.
+        JournalDamaged: committed turns in its write-ahead log cannot be read any more.
+        JournalBlocked: there is no space to create it.
     """
 
     def __init__(self, path: Path, *, patience_s: float = PATIENCE_S) -> None:
@@ -50,11 +54,15 @@ class Journal:
             raise ConfigError(
                 f"the journal {path} is being written by another process.", fix="Stop it or name another journal."
             ) from error
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
-            prepare(self._connection, path)
+            check_wal(path)
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            try:
+                prepare(self._connection, path)
+            except BaseException:
+                self._connection.close()
+                raise
         except BaseException:
-            self._connection.close()
             self._lock.close()
             raise
         self._committer = Committer(self._connection, path, patience_s=patience_s, explain=self._explain)
@@ -88,29 +96,25 @@ class Journal:
         self, session_id: str, *, key_digest: bytes, policy: bytes, labels: Mapping[str, str], created_at: float
     ) -> None:
         """Record a new session; the key is stored as a digest only (design invariant 6)."""
-        values = (session_id, key_digest, policy, json.dumps(dict(labels)), "open", created_at)
+        values = (session_id, key_digest, policy, json.dumps(dict(labels)), "open", created_at, None)
         await self._write(
             lambda db: db.execute(
-                "INSERT INTO sessions (id, key_digest, policy, labels, state, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-                values,
+                "INSERT INTO sessions (id, key_digest, policy, labels, state, created_at, sealed_at, checksum) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, record_check(*values)),
             )
         )
 
     async def seal_session(self, session_id: str) -> None:
         """Mark a session sealed: its key is refused from now on."""
         now = time.time()
-        await self._write(
-            lambda db: db.execute(
-                "UPDATE sessions SET state = 'sealed', sealed_at = ? WHERE id = ? AND state = 'open'", (now, session_id)
-            ),
-            "keep",
+        await self._change_session(
+            "state = 'sealed', sealed_at = ?1 WHERE id = ?2 AND state = 'open'", (now, session_id), session_id
         )
 
     async def replace_key(self, session_id: str, key_digest: bytes) -> None:
         """Another key opens the session from now on."""
-        await self._write(
-            lambda db: db.execute("UPDATE sessions SET key_digest = ? WHERE id = ?", (key_digest, session_id)), "keep"
-        )
+        await self._change_session("key_digest = ?1 WHERE id = ?2", (key_digest, session_id), session_id)
 
     async def add_turn(self, session_id: str, turn: Turn) -> None:
         """Commit one turn."""
@@ -120,18 +124,14 @@ class Journal:
     async def mark_delivered(self, session_id: str, turn_id: int, delivered: bool = True, *, at: float = 0.0) -> None:
         """The reply of a turn was sent, at this time since the epoch if known; False when it turned out to be lost."""
         values = (delivery_mark(delivered, at), session_id, turn_id)
-        await self._write(
-            lambda db: db.execute("UPDATE turns SET delivered = ? WHERE session_id = ? AND turn_id = ?", values),
-            "follow",
-        )
+        await self._write(lambda db: db.execute(MARK_DELIVERED, values), "follow")
 
     async def add_event(self, session_id: str, kind: str, **detail: Any) -> None:
         """Record what is no turn: a refused call, a budget stop, an engine failure, an abandoned call."""
         values = (session_id, kind, json.dumps(detail), time.time())
-        await self._write(
-            lambda db: db.execute("INSERT INTO events (session_id, kind, detail, at) VALUES (?, ?, ?, ?)", values),
-            "follow",
-        )
+        row = (*values, record_check(*values))
+        insert = "INSERT INTO events (session_id, kind, detail, at, checksum) VALUES (?, ?, ?, ?, ?)"
+        await self._write(lambda db: db.execute(insert, row), "follow")
 
     def close(self) -> None:
         """Commit what is queued and release the file; idempotent."""
@@ -141,6 +141,13 @@ class Journal:
         self._committer.close()
         self._connection.close()
         self._lock.close()
+
+    async def _change_session(self, change: str, values: tuple[Any, ...], session_id: str) -> None:
+        def operation(db: sqlite3.Connection) -> None:
+            db.execute(f"UPDATE sessions SET {change}", values)
+            db.execute(f"UPDATE sessions SET checksum = {SESSION_CHECK} WHERE id = ?", (session_id,))
+
+        await self._write(operation, "keep")
 
     async def _write(self, operation: Operation, when_blocked: WhenBlocked = "drop") -> None:
         if self._closed:
