@@ -44,7 +44,7 @@ def harness_app(
     """The application a harness reaches: model calls, token counts, model list and the tools of a session that has
     some, every route behind a key."""
     app = web.Application(middlewares=[_refusals, _authenticator(gateway)])
-    app[CONNECTIONS] = connections or Connections()
+    app[CONNECTIONS] = Connections() if connections is None else connections
     app[_BODY_S] = body_s
     shared: dict[tuple[str, str, Action], list[Dialect]] = {}
     for dialect in DIALECTS:
@@ -152,7 +152,8 @@ def _readable(headers: Mapping[str, str]) -> Mapping[str, str]:
 async def _refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure leaves in the dialect; an unexpected one is logged and says nothing about the inside."""
     try:
-        return await handler(request)
+        with request.app[CONNECTIONS].serving(request):
+            return await handler(request)
     except Refusal as error:
         refusal = error
     except web.HTTPRequestEntityTooLarge:
