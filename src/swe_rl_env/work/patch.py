@@ -159,16 +159,18 @@ def patch_from_tar(tar: bytes, built: BuiltTask, limits: PatchLimits | None = No
 def _git_folder(tar: bytes) -> dict[str, bytes]:
     """The small files of the checkout's ``.git``, to look at; objects are left alone."""
     files: dict[str, bytes] = {}
+    left = len(tar)  # what is larger is sparse
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
         for member in archive:
             name = posixpath.normpath(member.name)
-            if not (member.isreg() and name.startswith(".git/") and member.size <= _GIT_FILE_BYTES):
+            if not (member.isreg() and name.startswith(".git/") and member.size <= min(_GIT_FILE_BYTES, left)):
                 continue
             if name.startswith(".git/objects/") and not name.startswith(".git/objects/info/"):
                 continue
             stream = archive.extractfile(member)
             if stream is not None and len(files) < _GIT_FILES:
                 files[name[5:]] = stream.read()
+                left -= member.size
     return files
 
 
@@ -194,6 +196,7 @@ def _read_tree(
     """Members of the tar worth keeping as path -> (git mode, content), and what was left out."""
     files: dict[bytes, tuple[str, bytes]] = {}
     left_out: list[tuple[str, str]] = []
+    held = 0
     try:
         # errors=surrogateescape: names are bytes, whatever the agent called its files.
         with tarfile.open(fileobj=io.BytesIO(tar), mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
@@ -213,9 +216,14 @@ def _read_tree(
                     files[path] = (MODE_LINK, member.linkname.encode("utf-8", "surrogateescape"))
                     continue
                 # A hard link is read as a copy of the member it points to.
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    files[path] = (MODE_EXEC if member.mode & 0o100 else MODE_FILE, stream.read())
+                stream = archive.extractfile(member) if member.size <= limits.tree_bytes else None
+                data = stream.read() if stream is not None else b""
+                held += max(len(data), member.size)
+                if held > limits.tree_bytes:  # the archive is smaller: hard links repeat, sparse files say zeros
+                    raise PatchRejected(
+                        "workspace_too_large", f"The checkout unpacks to more than {limits.tree_bytes} bytes."
+                    )
+                files[path] = (MODE_EXEC if member.mode & 0o100 else MODE_FILE, data)
     except (tarfile.TarError, KeyError, UnicodeError) as e:
         raise PatchRejected("unreadable_tree", f"The checkout's archive cannot be read: {e}.") from e
     return files, left_out
