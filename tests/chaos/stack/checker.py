@@ -28,7 +28,8 @@ class Finding(msgspec.Struct, frozen=True):
     journal holds other words than the client saw. foreign: somebody else's. reordered, chain_broken: not in the order,
     or not the continuation, that the client saw. prompt_broken: stored ids do not give the recorded prompt.
     undelivered_trained, untrained, trained_twice. row_ids, mask_off, logprobs_off: a row is not what was recorded.
-    over_budget. refused: a client was told for good that it may not. shutdown. leaked.
+    over_budget. refused: a client was told for good that it may not. unreadable: the journal's reader cannot rebuild a
+    session. shutdown. leaked.
     """
 
     code: str

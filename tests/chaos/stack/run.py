@@ -77,7 +77,8 @@ async def run(plan: Plan, tell: Tell = lambda _: None) -> Outcome:
         ids = list(stage.boxes.ids)
         kit = stage.boxes.kit
     found += await asyncio.to_thread(leaks, plan, kit, ids)
-    await asyncio.to_thread(export, plan.journal, plan.rows)
+    broken = await asyncio.to_thread(export, plan.journal, plan.rows)
+    found += [Finding("unreadable", session, why) for session, why in broken.items()]
     report = await asyncio.to_thread(check, plan.folder)
     report.findings += found
     return Outcome(Counter(injuries.done), report, time.monotonic() - began)
