@@ -12,9 +12,9 @@ export function svg(name, attributes = {}, ...children) {
 
 function fill(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
-    if (value === false || value === null || value === undefined) continue;
+    if (value === null || value === undefined || (value === false && !key.startsWith("aria-"))) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else node.setAttribute(key, value === true ? "" : String(value));
+    else node.setAttribute(key, value === true && !key.startsWith("aria-") ? "" : String(value));
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return node;

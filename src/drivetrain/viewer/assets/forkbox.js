@@ -37,10 +37,11 @@ function contents(app, turn, fork) {
         `${count(fork.shared_tokens)} of ${count(fork.prompt_tokens)} prompt tokens.`,
     ),
     fork.tools.length ? el("p", {}, `Tools: ${fork.tools.join(" ")}`) : null,
-    el("h4", {}, "Messages"),
-    messageDiff(fork),
-    el("h4", {}, "Tokens"),
-    ...tokenDiff(app.trace, near, turn, fork),
+    el(
+      "div", { class: "fork-columns" },
+      el("div", {}, el("h4", {}, "Messages"), messageDiff(fork)),
+      el("div", {}, el("h4", {}, "Tokens"), ...tokenDiff(app.trace, near, turn, fork)),
+    ),
   ].filter(Boolean);
 }
 

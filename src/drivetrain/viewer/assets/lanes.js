@@ -9,25 +9,29 @@ export function assignLanes(trace) {
   const laneOf = new Map();
   const busy = []; // turn whose chain holds a lane, or null
   return trace.turns.map((turn, index) => {
-    const parent = turn.parent === null ? null : turn.parent;
+    const parent = turn.parent;
     const near = turn.fork_reason ? trace.forkOf.get(turn.id)?.nearest ?? null : null;
-    const extends_ = parent !== null && busy[laneOf.get(parent)] === parent;
-    let lane = extends_ ? laneOf.get(parent) : busy.findIndex((holder) => holder === null || holder === undefined);
+    const goesOn = parent !== null && busy[laneOf.get(parent)] === parent;
+    let lane = goesOn ? laneOf.get(parent) : busy.findIndex((holder) => !held(holder));
     if (lane < 0) lane = busy.length;
-    const passing = busy.flatMap((holder, at) => (holder !== null && holder !== undefined && at !== lane ? [at] : []));
+    const passing = busy.flatMap((holder, at) => (held(holder) && at !== lane && lastUse.get(holder) > index ? [at] : []));
     laneOf.set(turn.id, lane);
     busy[lane] = turn.id;
     busy.forEach((holder, at) => {
-      if (holder !== null && holder !== undefined && lastUse.get(holder) <= index) busy[at] = null;
+      if (held(holder) && lastUse.get(holder) <= index) busy[at] = null;
     });
     return {
       lane,
       from: parent === null ? null : laneOf.get(parent),
       forkFrom: near === null || near === parent ? null : laneOf.get(near) ?? null,
-      passing: passing.filter((at) => at !== lane),
+      passing,
       ends: busy[lane] === null,
     };
   });
+}
+
+function held(holder) {
+  return holder !== null && holder !== undefined;
 }
 
 // The last line at which something goes on from a turn.

@@ -15,7 +15,7 @@ export function rowsPanel(app) {
   const cells = rows.map((row, index) => [
     String(index), row.label, turnLinks(app, row), count(row.prompt_tokens), count(row.response_tokens),
     count(row.trained_tokens), counts(row.masked), versions(row),
-    button("Copy ids", () => copyRow(app, row), { "aria-label": `Copy the ids of row ${index}` }),
+    button("Copy ids", () => copyRow(app, row), { "aria-label": `Copy ids of row ${index}` }),
   ]);
   const head = ["row", "label", "turns", "prompt", "response", "trained", "not trained here", "policy versions", "ids"];
   return [...nodes, table("Training rows of this rollout", head, cells)];
@@ -24,9 +24,9 @@ export function rowsPanel(app) {
 function turnLinks(app, row) {
   const trained = new Set(row.trained_turns);
   const shown = row.turns.length > 12 ? [...row.turns.slice(0, 6), null, ...row.turns.slice(-5)] : row.turns;
-  return el("span", {}, shown.map((id) => (id === null ? " … " : [button(trained.has(id) ? `${id}` : `(${id})`, () => app.selectId(id), {
+  return el("span", {}, shown.map((id) => (id === null ? " … " : [button(`${id}`, () => app.selectId(id), {
     class: "link", "aria-label": `Turn ${id}${trained.has(id) ? "" : ", context here"}`,
-  }), " "])).flat());
+  }), trained.has(id) ? " " : " (context) "])).flat());
 }
 
 function versions(row) {

@@ -21,7 +21,7 @@ export function findAll(trace, index, query) {
       }
     });
     for (const match of tokens.text.matchAll(pattern)) {
-      const start = tokenAt(tokens.starts, match.index);
+      const start = firstTokenAt(tokens.starts, match.index);
       const stop = tokenAt(tokens.starts, match.index + match[0].length - 1) + 1;
       hits.push({ turn, area: "tokens", start, stop });
     }
@@ -39,6 +39,13 @@ export function tokenAt(starts, place) {
     else high = middle - 1;
   }
   return low;
+}
+
+// Tokens that are one character together all begin where it begins.
+function firstTokenAt(starts, place) {
+  let at = tokenAt(starts, place);
+  while (at > 0 && starts[at - 1] === starts[at]) at -= 1;
+  return at;
 }
 
 // The texts of turns, put together when they are first searched.
@@ -88,7 +95,10 @@ export class SearchBox {
       if (this.query !== this.input.value) this.run();
       else this.step(event.shiftKey ? -1 : 1);
     }
-    if (event.key === "Escape") this.input.blur();
+    if (event.key === "Escape") {
+      event.preventDefault(); // or the browser would empty the field; n and N go on from here
+      this.input.blur();
+    }
   }
 
   run() {
