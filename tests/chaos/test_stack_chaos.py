@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.engines.models import ModelDir
 from tests.chaos.stack.plan import Plan
 from tests.chaos.stack.run import run
 from tests.chaos.stack.schedule import KINDS, draw
@@ -39,11 +40,11 @@ def test_a_schedule_is_drawn_from_its_seed(seconds: float) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(900)
-def test_nothing_is_lost_or_duplicated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(1500)
+def test_nothing_is_lost_or_duplicated(folder: Path, tiny_model: ModelDir, capsys: pytest.CaptureFixture[str]) -> None:
     seconds = float(os.environ.get("DRIVETRAIN_CHAOS_SECONDS", "45"))
     seed = int(os.environ.get("DRIVETRAIN_CHAOS_SEED", "10"))
-    outcome = asyncio.run(run(Plan(folder=folder, seed=seed, seconds=seconds)))
+    outcome = asyncio.run(run(Plan(folder=folder, seed=seed, seconds=seconds, model=tiny_model.path)))
     with capsys.disabled():
         print("", f"chaos, seed {seed}:", *outcome.summary(), sep="\n  ")
     assert [str(finding) for finding in outcome.report.findings] == []

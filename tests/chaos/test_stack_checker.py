@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.engines.models import ModelDir
 from tests.chaos.stack.checker import check
 from tests.chaos.stack.edits import EDITS, Record
 from tests.chaos.stack.leaks import leaks
@@ -27,10 +28,19 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-def small(folder: Path, **changes: object) -> Plan:
+def small(folder: Path, model: ModelDir, **changes: object) -> Plan:
     """A few agents of one SDK, for a few seconds, and no fault but those that are asked for."""
-    options = {"seed": 3, "seconds": 1.0, "harnesses": 12, "groups": 1, "boxes": 0, "wires": ("chat",), "kinds": ()}
-    return Plan(folder=folder, **{**options, "least_turns": 40, "gives_up": 0.0, **changes})  # type: ignore[arg-type]
+    options: dict[str, object] = {
+        "seed": 3,
+        "seconds": 1.0,
+        "harnesses": 12,
+        "groups": 1,
+        "boxes": 0,
+        "wires": ("chat",),
+        "kinds": (),
+    }
+    options |= {"least_turns": 30, "gives_up": 0.0, "model": model.path, **changes}
+    return Plan(folder=folder, **options)  # type: ignore[arg-type]
 
 
 def record(plan: Plan) -> Outcome:
@@ -38,10 +48,10 @@ def record(plan: Plan) -> Outcome:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(600)
-def test_every_wrong_is_found_in_a_recorded_run(folder: Path) -> None:
-    plan = small(folder / "good")
-    assert record(plan).report.findings == []
+@pytest.mark.timeout(1200)
+def test_every_wrong_is_found_in_a_recorded_run(folder: Path, tiny_model: ModelDir) -> None:
+    plan = small(folder / "good", tiny_model)
+    assert [str(finding) for finding in record(plan).report.findings] == []
     missed = []
     for code, edits in EDITS.items():
         for edit in edits:
@@ -55,26 +65,29 @@ def test_every_wrong_is_found_in_a_recorded_run(folder: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("mistake", "code", "changes"),
     [
         ("drop_commit", "lost", {}),
-        ("reply_first", "lost", {"kinds": ("gateway_kill",), "seconds": 6.0, "least_turns": 60}),
-        ("early_delivery", "undelivered_trained", {"kinds": ("slow_disk",), "seconds": 6.0}),
+        ("reply_first", "lost", {"kinds": ("gateway_kill",), "seconds": 3.0, "least_turns": 50}),
+        (
+            "early_delivery",
+            "undelivered_trained",
+            {"kinds": ("slow_disk",), "seconds": 5.0, "gives_up": 0.5, "relayed_share": 1.0},
+        ),
     ],
 )
 def test_a_gateway_that_makes_a_mistake_is_found(
-    folder: Path, mistake: str, code: str, changes: dict[str, object]
+    folder: Path, tiny_model: ModelDir, mistake: str, code: str, changes: dict[str, object]
 ) -> None:
-    changes = {"gives_up": 0.5, "relayed_share": 1.0, **changes} if mistake == "early_delivery" else changes
-    outcome = record(small(folder / "run", mistake=mistake, **changes))
+    outcome = record(small(folder / "run", tiny_model, mistake=mistake, **changes))
     assert outcome.report.of(code) > 0, outcome.summary()
 
 
 @pytest.mark.real
-def test_what_a_run_leaves_behind_is_found(tmp_path: Path) -> None:
-    plan = small(tmp_path)
+def test_what_a_run_leaves_behind_is_found(tmp_path: Path, tiny_model: ModelDir) -> None:
+    plan = small(tmp_path, tiny_model)
     assert leaks(plan, LocalKit(), []) == []
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)])
     try:

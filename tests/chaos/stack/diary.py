@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,32 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except ValueError:
             continue
+
+
+class Tally:
+    """Lines of growing diaries by kind, each line counted once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.counts: Counter[str] = Counter()
+        self.seen_by: set[Path] = set()
+        """Diaries with a reply in them."""
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+
+    def count(self) -> Counter[str]:
+        """As of now."""
+        for path in [*self._folder.glob("*.jsonl"), *self._folder.glob("*/diary.jsonl")]:
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                new = file.read()
+            whole = new.rfind(b"\n") + 1
+            self._read[path] = self._read.get(path, 0) + whole
+            for line in new[:whole].splitlines():
+                try:
+                    kind = json.loads(line)["kind"]
+                except ValueError:
+                    continue
+                self.counts[kind] += 1
+                if kind == "seen":
+                    self.seen_by.add(path)
+        return self.counts

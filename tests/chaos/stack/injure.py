@@ -15,6 +15,8 @@ from tests.chaos.stack.schedule import Fault, Kind
 from tests.chaos.stack.stage import Stage
 
 _PAUSE_PATIENCE_S = 20.0
+_BETWEEN_RESTARTS = 20
+"""Replies."""
 
 
 class Injuries:
@@ -39,6 +41,7 @@ class Injuries:
         }
         self._engine_lock = asyncio.Lock()
         self._gateway_lock = asyncio.Lock()
+        self._seen = 0
 
     def note(self, kind: Kind, what: str, **more: Any) -> None:
         with self.stage.plan.faults.open("a") as file:
@@ -59,15 +62,25 @@ class Injuries:
 
     async def _gateway_kill(self, fault: Fault) -> None:
         async with self._gateway_lock:
+            await self._breath()
             await self.stage.gateway.kill()
             await asyncio.sleep(fault.lasts)
             await self.stage.gateway.start()
+            self._seen = self.stage.tally.count()["seen"]
+
+    async def _breath(self) -> None:
+        """Between two restarts, which take long on a slow machine, agents see some replies."""
+        wanted = self._seen + _BETWEEN_RESTARTS
+        while self.stage.tally.count()["seen"] < wanted and self.stage.workers.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
 
     async def _engine_restart(self, fault: Fault) -> None:
         async with self._engine_lock:
+            await self._breath()
             await self.stage.engine.kill()
             await asyncio.sleep(fault.lasts)
             await self.stage.engine.start()
+            self._seen = self.stage.tally.count()["seen"]
 
     async def _engine_hang(self, fault: Fault) -> None:
         async with self._engine_lock:

@@ -31,6 +31,8 @@ class Plan(msgspec.Struct, kw_only=True):
     every_s: float = 2.4
     least_turns: int = 100
     mistake: str = ""
+    model: Path | None = None
+    """Folder of a model whose tokenizer is used; None makes a tiny one."""
 
     @property
     def journal(self) -> Path:

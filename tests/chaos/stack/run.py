@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from tests.chaos.stack.checker import Finding, Report, check
-from tests.chaos.stack.diary import read
 from tests.chaos.stack.export import export
 from tests.chaos.stack.injure import Injuries
 from tests.chaos.stack.leaks import leaks
@@ -29,7 +28,7 @@ from tests.chaos.stack.plan import Plan
 from tests.chaos.stack.schedule import Fault, draw
 from tests.chaos.stack.stage import Stage, staged
 
-_PATIENCE_S = 240.0
+_PATIENCE_S = 400.0
 """For agents to finish their last call once nothing is wrong any more, and for a slow machine to see enough turns."""
 _PROGRESS_S = 10.0
 _LIVE_SESSIONS = 40
@@ -86,10 +85,10 @@ async def run(plan: Plan, tell: Tell = lambda _: None) -> Outcome:
 
 async def _warm(stage: Stage) -> None:
     """Half of the agents have seen a reply."""
-    wanted = stage.plan.harnesses // 2
     async with asyncio.timeout(_PATIENCE_S):
-        while sum(any(line["kind"] == "seen" for line in read(path)) for path in diaries(stage.plan)) < wanted:  # noqa: ASYNC110
+        while len(stage.tally.seen_by) < stage.plan.harnesses // 2:
             await asyncio.sleep(0.5)
+            stage.tally.count()
 
 
 async def _faults(stage: Stage, injuries: Injuries, faults: list[Fault], tell: Tell) -> None:
@@ -107,7 +106,7 @@ async def _faults(stage: Stage, injuries: Injuries, faults: list[Fault], tell: T
         await asyncio.gather(*tasks)
         await asyncio.sleep(max(0.0, began + plan.seconds - time.monotonic()))
         ends = time.monotonic() + _PATIENCE_S
-        while seen(plan)["seen"] < plan.least_turns and time.monotonic() < ends:  # noqa: ASYNC110
+        while stage.tally.count()["seen"] < plan.least_turns and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(1)
     finally:
         progress.cancel()
@@ -119,21 +118,12 @@ async def _progress(stage: Stage, injuries: Injuries, tell: Tell) -> None:
     began = time.monotonic()
     while True:
         await asyncio.sleep(_PROGRESS_S)
-        counts = await asyncio.to_thread(seen, stage.plan)
+        counts = stage.tally.count()
         tell(
             f"{time.monotonic() - began:4.0f} s: {counts['seen']} turns seen, {counts['open']} sessions, "
             f"{counts['fail']} tries failed, {sum(injuries.done.values())} faults done, "
             f"now: {', '.join(sorted(injuries.running)) or 'nothing'}"
         )
-
-
-def diaries(plan: Plan) -> list[Path]:
-    return [*plan.diaries.glob("*.jsonl"), *plan.diaries.glob("*/diary.jsonl")]
-
-
-def seen(plan: Plan) -> Counter[str]:
-    """Lines of all diaries by kind."""
-    return Counter(line["kind"] for path in diaries(plan) for line in read(path))
 
 
 async def _settle(stage: Stage) -> None:

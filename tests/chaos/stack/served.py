@@ -75,7 +75,8 @@ def bend_disk(controls: Controls) -> None:
     def bent(*arguments: Any, **options: Any) -> sqlite3.Connection:
         if not options.get("uri"):
             options["factory"] = Disk
-        return connect(*arguments, **options)
+        opened: sqlite3.Connection = connect(*arguments, **options)
+        return opened
 
     sqlite3.connect = bent  # type: ignore[assignment]
 

@@ -13,6 +13,7 @@ import msgspec
 from drivetrain.engines.tiny import build_tiny_model
 from tests.chaos.stack.admin import Admin
 from tests.chaos.stack.boxes import Boxes
+from tests.chaos.stack.diary import Tally
 from tests.chaos.stack.harness import Order
 from tests.chaos.stack.plan import Plan
 from tests.chaos.stack.processes import Process, free_ports
@@ -32,6 +33,7 @@ class Stage(msgspec.Struct):
     workers: Process
     boxes: Boxes
     admin: Admin
+    tally: Tally
     version: int = 0
     """Of the policy, as the trainer counts."""
 
@@ -57,8 +59,7 @@ async def staged(plan: Plan) -> AsyncIterator[Stage]:
     for folder in (plan.controls, plan.diaries, plan.socket.parent, plan.journal.parent, plan.sandboxes):
         folder.mkdir(parents=True)
     plan.folder.chmod(0o755)
-    model = plan.folder / "model"
-    await asyncio.to_thread(build_tiny_model, model, context=CONTEXT)
+    model = plan.model or (await asyncio.to_thread(build_tiny_model, plan.folder / "model", context=CONTEXT)).path
     stage = _stage(plan, model)
     try:
         await asyncio.gather(stage.workers.start(), stage.relay.start(), stage.engine.start(), stage.gateway.start())
@@ -104,6 +105,7 @@ def _stage(plan: Plan, model: Path) -> Stage:
         workers=Process("tests.chaos.stack.workers", [str(order)], plan.folder / "workers.log"),
         boxes=Boxes(plan, admin),
         admin=admin,
+        tally=Tally(plan.diaries),
     )
 
 
