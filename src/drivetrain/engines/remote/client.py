@@ -61,6 +61,7 @@ class RemoteClient:
     ) -> None:
         self.replicas = replicas or Replicas(base_urls(urls))
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._key = (api_key or "").encode()
         self._health = health
         self._connect_timeout_s = connect_timeout_s
         self._trials: dict[Replica, asyncio.Task[None]] = {}
@@ -318,7 +319,9 @@ class RemoteClient:
                     kind="connection",
                 ) from error
         if status >= 300:
-            raise error_of_reply(status, raw, answered)
+            # Servers and proxies quote what they refuse, and their words end up with the agent.
+            said = raw.replace(self._key, b"[key]") if self._key else raw
+            raise error_of_reply(status, said, answered)
         return _decoded(raw, reply, answered)
 
 
