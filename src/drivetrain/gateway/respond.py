@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import select
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -111,5 +112,17 @@ def _flush_at_once(request: web.Request) -> None:
 
 def _still_open(request: web.Request) -> None:
     """asyncio reports a failed write by closing the transport, not to the writer."""
-    if request.transport is None or request.transport.is_closing():
+    transport = request.transport
+    if transport is None or transport.is_closing() or _hung_up(transport):
         raise ConnectionResetError("the client is gone")
+
+
+def _hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the client had closed before it could take what was just written; asyncio has not read that far yet, and
+    what it will read is an ordinary end, no reset."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or not hasattr(select, "POLLRDHUP"):
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
