@@ -84,7 +84,7 @@ def _rows(path: Path) -> bytes:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_run_leaves_no_secret_anywhere(
     run_with: RunWith, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
