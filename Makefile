@@ -28,6 +28,9 @@ lint: setup ## ruff, mypy, import-linter.
 test: lint assets engine browser ## Set up, then all checks and tests.
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist worksteal
 
+fuzz: setup ## 10,000 hostile inputs for each API (docs/security.md).
+	DRIVETRAIN_FUZZ=10000 OMP_NUM_THREADS=1 .venv/bin/python -m pytest -s --timeout 0 tests/abuse/test_fuzz_dialects.py tests/abuse/test_fuzz_slices.py
+
 VLLM ?= 0.31.0
 test-vllm: setup ## The engine, the probe, the fence and a rollout before a live vLLM on CPU (its own venv, about 3 GB).
 	scripts/vllm-venv $(VLLM)
