@@ -17,7 +17,11 @@ from tests.gateway.conftest import StartRig
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("hangs_up", [True, False])
 async def test_a_reply_behind_a_hang_up_is_not_delivered(
-    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch, stream: bool, hangs_up: bool
+    start_rig: StartRig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+    hangs_up: bool,
 ) -> None:
     """The event loop is busy while the client closes, so that the end of the connection is read after the write."""
     rig = await start_rig(["one"])
@@ -47,3 +51,4 @@ async def test_a_reply_behind_a_hang_up_is_not_delivered(
     (turn,) = session.graph
     assert turn.delivered is not hangs_up
     assert len(rows_of(session.graph)) == (not hangs_up)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

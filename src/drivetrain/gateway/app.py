@@ -161,10 +161,17 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
     except web.HTTPException as error:
         refusal = Refusal("not_found", f"{request.method} {request.path}: {error.reason}.")
     except ConnectionError:
-        raise  # the client is gone: there is nobody to answer
+        return _nobody(request)
     except Exception as error:
         refusal = defect_of(request, error)
     return error_response(refusal, choose(request.path, request.headers))
+
+
+def _nobody(request: web.Request) -> web.Response:
+    """The client is gone: nothing is written, and raising would put a traceback into the log."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=499)
 
 
 def _authenticator(gateway: Gateway) -> Middleware:
