@@ -18,7 +18,7 @@ from swe_rl_agent.bundle_fetch import Locked, fetch
 
 SCREENSHOTS = Path(__file__).parents[2] / "docs" / "viewer" if os.environ.get("DRIVETRAIN_SCREENSHOTS") == "1" else None
 """Where pictures for the docs go; None: none are made."""
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 """Of every wait; a busy machine is slow."""
 _AXE = Locked(
     version="4.14.1",
@@ -65,11 +65,13 @@ async def serious_findings(page: Page) -> list[str]:
     """What axe-core calls serious or critical on the page as it is."""
     await page.evaluate(axe_source())
     found = await page.evaluate("async () => (await axe.run()).violations")
-    return [
-        f"{each['impact']} {each['id']}: {each['nodes'][0]['html'][:200]} ({len(each['nodes'])}) {each['nodes'][0]['failureSummary']}"
-        for each in found
-        if each["impact"] in ("serious", "critical")
-    ]
+    return [_told(each) for each in found if each["impact"] in ("serious", "critical")]
+
+
+def _told(finding: dict[str, Any]) -> str:
+    first = finding["nodes"][0]
+    where = f"{len(finding['nodes'])} places, first {first['html'][:200]}"
+    return f"{finding['impact']} {finding['id']} in {where}: {first['failureSummary']}"
 
 
 def axe_source() -> str:

@@ -63,7 +63,7 @@ async def run(tmp_path: Path, codec: TokenCodec, tiny_model: ModelDir) -> RunDir
                 rows=rows,
                 turns=len(session.graph),
                 grade=GRADE,
-                log_findings=[LogFinding("log_token_total", "log", "9 output tokens, 8 recorded")],
+                log_findings=[LogFinding("log_missing_text", "turn 1", "'two' is not in the log")],
             )
         )
         (folder.folder(name) / "work.patch").write_bytes(PATCH)

@@ -17,7 +17,9 @@ from drivetrain.viewer.spelling import _byte_alphabet
 from tests.trace.play import END, START, TASK, Bytes, Play, results, system, user
 
 OPENING = [system("You fix bugs.\nBe brief."), user("Please fix the whitespace bug in the parser.")]
-NASTY = "</script><script>document.title='owned'</script><!-- <img src=x onerror=alert(1)> \u2028 \u202egnp.exe \x1b[31m é"
+NASTY = (
+    "</script><script>document.title='owned'</script><!-- <img src=x onerror=alert(1)> \u2028 \u202egnp.exe \x1b[31m é"
+)
 _CHAR_OF = {byte: char for char, byte in _byte_alphabet().items()}
 
 
@@ -96,5 +98,10 @@ def large(turns: int = 200, tokens: int = 200_000, *, seed: int = 1) -> ViewDocu
     made[-1].messages.append(Message("user", "the needle in the haystack"))
     table = TokenTable(ids=list(range(5000)), texts=words)
     return ViewDocument(
-        rollout_id="large.agent.0", turns=made, tokens=table, trained_tokens=trained, sampled_tokens=trained, status="ok"
+        rollout_id="large.agent.0",
+        turns=made,
+        tokens=table,
+        trained_tokens=trained,
+        sampled_tokens=trained,
+        status="ok",
     )

@@ -68,7 +68,9 @@ def test_every_prompt_and_request_is_rebuilt_from_what_is_stored_once(play: Play
 def test_trained_and_masked_are_those_of_the_rows(play: Play, document: ViewDocument) -> None:
     rows = rows_of(play.graph)
     spans = [span for turn in document.turns for span in turn.trained]
-    assert sum(span.stop - span.start for span in spans) == document.trained_tokens == sum(sum(r.loss_mask) for r in rows)
+    assert (
+        sum(span.stop - span.start for span in spans) == document.trained_tokens == sum(sum(r.loss_mask) for r in rows)
+    )
     for number, row in enumerate(rows):
         assert sum(span.stop - span.start for span in spans if span.row == number) == sum(row.loss_mask)
         assert document.rows[number].trained_tokens == sum(row.loss_mask)

@@ -32,9 +32,9 @@ async def test_a_finished_rollout(run: RunDir) -> None:
         "PASS_TO_PASS": [("t.py::test_old", "PASSED")],
     }
     assert "kept \\xff" in document.files["work.patch"]
-    assert [(f.source, f.code) for f in document.findings] == [
-        ("log", "log_token_total"),
-        ("grading", "test_edit"),
+    assert [(f.source, f.code, f.turn) for f in document.findings] == [
+        ("log", "log_missing_text", 1),
+        ("grading", "test_edit", None),
     ]
     for turn in document.turns:
         times = dict(turn.times)
@@ -104,6 +104,8 @@ async def test_a_run_without_its_journal(run: RunDir, tmp_path: Path) -> None:
 
 
 def test_the_viewer_starts_without_torch() -> None:
-    code = "import drivetrain.viewer.load, drivetrain.viewer.page, sys; print({'torch', 'transformers'} & set(sys.modules))"
+    code = (
+        "import drivetrain.viewer.load, drivetrain.viewer.page, sys; print({'torch', 'transformers'} & {*sys.modules})"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

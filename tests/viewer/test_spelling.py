@@ -15,9 +15,7 @@ def test_parts_of_a_character_are_escapes_and_keep_their_bytes(tiny_model: Model
     table = token_table(ids, tokenizer)
     assert table.ids == sorted(set(ids))
     at = {token: index for index, token in enumerate(table.ids)}
-    raw = b"".join(
-        bytes.fromhex(table.raw[at[i]]) if at[i] in table.raw else table.texts[at[i]].encode() for i in ids
-    )
+    raw = b"".join(bytes.fromhex(table.raw[at[i]]) if at[i] in table.raw else table.texts[at[i]].encode() for i in ids)
     assert raw.decode() == "a é 🙂\n\x00<|im_end|>"
     assert table.raw and all(table.texts[index].startswith("\\x") for index in table.raw)
     assert [table.texts[index] for index in table.special] == ["<|im_end|>"]

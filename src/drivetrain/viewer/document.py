@@ -138,8 +138,15 @@ class ViewFinding(msgspec.Struct, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, finding: Finding) -> ViewFinding:
         """A finding about the trace."""
-        turn = int(finding.where[5:]) if finding.where.startswith("turn ") else None
-        return cls(source="trace", code=finding.code, where=finding.where, detail=finding.detail, turn=turn)
+        return cls(
+            source="trace", code=finding.code, where=finding.where, detail=finding.detail, turn=turn_in(finding.where)
+        )
+
+
+def turn_in(where: str) -> int | None:
+    """The turn that ``where`` of a finding names (``turn N``)."""
+    number = where.removeprefix("turn ")
+    return int(number) if number != where and number.isdecimal() else None
 
 
 class ViewGrade(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -18,7 +18,7 @@ from drivetrain.trace.graph import TraceGraph
 from drivetrain.trace.provenance import CONFIG_EVENT, PROVENANCE_EVENT
 from drivetrain.trace.validate import check_graph
 from drivetrain.viewer.build import trace_document
-from drivetrain.viewer.document import ViewDocument, ViewFinding, ViewGrade
+from drivetrain.viewer.document import ViewDocument, ViewFinding, ViewGrade, turn_in
 
 PATCH, TEST_LOG, VERDICTS = "work.patch", "tests.log", "verdicts.json"
 _FILES = (PATCH, TEST_LOG, "stdout.log", "stderr.log")
@@ -140,7 +140,10 @@ def _about(run: RunDir, rollout_id: str, result: RolloutResult | None) -> dict[s
 
 def _reported(result: RolloutResult) -> list[ViewFinding]:
     """What the comparison with the agent's log and the grading found."""
-    log = [ViewFinding(source="log", code=f.code, where=f.where, detail=f.detail) for f in result.log_findings]
+    log = [
+        ViewFinding(source="log", code=f.code, where=f.where, detail=f.detail, turn=turn_in(f.where))
+        for f in result.log_findings
+    ]
     graded = [
         ViewFinding(source="grading", code=f.get("kind", ""), where=f.get("path", ""), detail=f.get("detail", ""))
         for f in result.grade.get("findings", ())

@@ -26,8 +26,10 @@ export function phasesOf(turn) {
   return found;
 }
 
-export function phaseLegend() {
-  const seen = PHASES.map(([kind, name]) => el("span", { class: "key" }, el("i", { class: `phase ${kind}`, "aria-hidden": "true" }), name));
+// The phases that these turns have.
+export function phaseLegend(turns) {
+  const kinds = new Set(turns.flatMap((turn) => phasesOf(turn).map((phase) => phase.kind)));
+  const seen = PHASES.filter(([kind]) => kinds.has(kind)).map(([kind, name]) => el("span", { class: "key" }, el("i", { class: `phase ${kind}`, "aria-hidden": "true" }), name));
   return el("p", { class: "legend" }, seen);
 }
 

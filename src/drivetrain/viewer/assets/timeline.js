@@ -24,12 +24,13 @@ export function timelinePanel(app) {
       el("span", { class: "quiet number" }, seconds(phases.at(-1).end - phases[0].start)),
     );
   });
+  box.style.height = `min(60vh, ${timed.length * CALL_LINE + 2}px)`;
   requestAnimationFrame(() => lines.setCount(timed.length));
   const when = app.trace.data.started_at ? `, from ${new Date(app.trace.data.started_at * 1000).toISOString()}` : "";
   return [
     el("h2", {}, "Timeline"),
     el("p", {}, `${timed.length} calls in ${seconds(end - start)}${when}. Only what was recorded is shown.`),
-    phaseLegend(),
+    phaseLegend(timed),
     box,
     el("h3", {}, "The rollout"),
     timings(app.trace.data.timings),
