@@ -1,4 +1,4 @@
-.PHONY: help setup assets engine browser demo test test-vllm lint oracle clean
+.PHONY: help setup assets engine browser demo test test-vllm lint bench oracle clean
 
 help: ## Say what there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -41,6 +41,10 @@ SECONDS ?= 600
 SEED ?= 7
 chaos: setup ## Faults over a running gateway, its engine and 54 agents, then a checker (SECONDS=600 SEED=7).
 	OMP_NUM_THREADS=1 .venv/bin/python -m tests.chaos.stack.run --seconds $(SECONDS) --seed $(SEED)
+
+bench: setup ## drivetrain's gateway beside its peers: CPU and memory per call; fails when a ratio got worse (10 minutes).
+	scripts/peers-venv
+	.venv/bin/python benchmarks/peers.py --check
 
 oracle: setup ## Every task: the reference fix must score 1.0 and doing nothing 0.0.
 	scripts/oracle
