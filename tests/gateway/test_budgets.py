@@ -328,8 +328,8 @@ async def test_a_stop_is_a_terminal_message_with_text(start_rig: StartRig, diale
 
 
 async def test_calls_wait_in_line_and_a_long_line_is_429(start_rig: StartRig, tiny_model: ModelDir) -> None:
-    engine = ScriptedEngine.from_lines([], tiny_model, then=ScriptedReply(text="ok", delay_s=0.1))
-    rig = await start_rig(engine=engine, patience=Patience(grace_s=0.02, every_s=0.02))
+    engine = ScriptedEngine.from_lines([], tiny_model, then=ScriptedReply(text="ok", delay_s=0.8))
+    rig = await start_rig(engine=engine, patience=Patience(grace_s=1.0, every_s=0.2))
     session, client = await rig.session(max_concurrent_calls=2, max_queued_calls=3)
     outcomes = await asyncio.gather(*(_raw(rig, client, f"call {n}") for n in range(8)))
     assert engine.peak == 2

@@ -30,13 +30,13 @@ USER = {"role": "user", "content": "fix the bug"}
 class Served:
     """A `drivetrain serve` process."""
 
-    def __init__(self, model: ModelDir, folder: Path) -> None:
+    def __init__(self, model: ModelDir, folder: Path, *more: str) -> None:
         script = folder / "script.json"
         script.write_text(json.dumps([bash_call(f"step {i}") for i in range(6)]))
         command = [sys.executable, "-c", "from drivetrain.cli.main import main; main()", "serve"]
         options = ["--model", str(model.path), "--journal", str(folder / "journal.sqlite"), "--script", str(script)]
         self.process = subprocess.Popen(
-            [*command, *options, "--port", "0", "--admin-port", "0"],
+            [*command, *options, "--port", "0", "--admin-port", "0", *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -71,8 +71,8 @@ class Served:
 def serve(tiny_model: ModelDir, tmp_path: Path) -> Iterator[Any]:
     running: list[Served] = []
 
-    def start() -> Served:
-        running.append(Served(tiny_model, tmp_path))
+    def start(*more: str) -> Served:
+        running.append(Served(tiny_model, tmp_path, *more))
         return running[-1]
 
     yield start

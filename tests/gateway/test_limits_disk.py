@@ -11,6 +11,7 @@ import pytest
 
 from drivetrain.engines.models import ModelDir
 from drivetrain.engines.scripted import ScriptedEngine
+from drivetrain.gateway.admission import GatewayLimits
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.policy import SessionPolicy
@@ -83,7 +84,7 @@ async def test_a_wait_without_end_is_a_503_that_can_be_asked_again(
 ) -> None:
     """The refusal comes from the gate in front of the engine and from the commit alike; the retry is served."""
     engine = ScriptedEngine.from_lines((), tiny_model, then=LONG, context_length=10**6)
-    gateway = Gateway(engine, codec, disk.path / "j.sqlite", model="m", journal_patience_s=0.5)
+    gateway = Gateway(engine, codec, disk.path / "j.sqlite", model="m", limits=GatewayLimits(journal_patience_s=0.5))
     server = GatewayServer(gateway)
     port = await server.listen_tcp(0)
     session, key = await gateway.open_session(SessionPolicy(model="m", max_tokens_per_turn=10**5))

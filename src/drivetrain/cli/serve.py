@@ -18,17 +18,18 @@ from drivetrain.engines.open import EngineSpec, open_engine, start_engine
 from drivetrain.engines.protocol import Engine
 from drivetrain.engines.scripted import ScriptedEngine
 from drivetrain.errors import ConfigError
+from drivetrain.gateway.admission import GatewayLimits
 from drivetrain.gateway.bind import Tls, check_address
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.keys import MIN_ADMIN_KEY, AdminKeys, mint_key
 from drivetrain.gateway.model import load_codec
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.server import GatewayServer
-from drivetrain.tokens.codec import TokenCodec
 
 ADMIN_KEY_VARIABLE = "DRIVETRAIN_ADMIN_KEY"
 TRAINER_KEY_VARIABLE = "DRIVETRAIN_TRAINER_KEY"
 _POLICY = SessionPolicy(model="m")
+_LIMITS = GatewayLimits()
 
 HELP = f"""Serve the gateway: open sessions over its admin surface, point any harness at it.
 
@@ -47,8 +48,13 @@ surface need {2 * MIN_ADMIN_KEY} characters, else {MIN_ADMIN_KEY}.
 BUDGETS are fields of a session's policy, e.g. POST /admin/sessions {{"policy": {{"max_turns": 30}}}}. Unless it says
 otherwise: max_turns {_POLICY.max_turns}, max_tokens_per_turn {_POLICY.max_tokens_per_turn}, call_timeout_s
 {_POLICY.call_timeout_s:g}, max_concurrent_calls {_POLICY.max_concurrent_calls}, max_body_bytes
-{_POLICY.max_body_bytes}; no limit on max_prompt_tokens, max_completion_tokens, max_total_tokens, wall_clock_s,
-rate_per_s, key_ttl_s. A call over budget gets a closing message, or status 400 with on_budget "error".
+{_POLICY.max_body_bytes}, max_session_bytes {_POLICY.max_session_bytes}; no limit on
+max_prompt_tokens, max_completion_tokens, max_total_tokens, wall_clock_s, rate_per_s, key_ttl_s. A call over budget gets
+a closing message, or status 400 with on_budget "error".
+
+STOPPING. After SIGTERM or Ctrl-C new calls get status 503 with Retry-After, and those that run may finish
+(--stop-timeout). Sessions stay open in the journal, for the next process. A second signal ends at once; every turn that
+a harness was told of is in the journal.
 
 ENGINE. A server samples with --engine vllm or sglang and --engine-url; --model is then the directory of the model that
 it serves. It is probed before anything listens (see drivetrain probe); --no-probe believes it blindly.
@@ -109,6 +115,22 @@ def serve(
     no_probe: bool = engines.NO_PROBE,
     threads: int | None = engines.THREADS,
     script: Path | None = typer.Option(None, help="Say these replies (JSON list of texts) instead of sampling."),
+    max_sessions: int = typer.Option(_LIMITS.max_sessions, min=1, help="Sessions that may be open at once."),
+    max_requests: int = typer.Option(_LIMITS.max_requests, min=1, help="Requests that are served at once."),
+    max_body_mb: int = typer.Option(1024, min=1, help="Size of their bodies together, MiB."),
+    max_journal_gb: float = typer.Option(64.0, help="Largest journal file, GiB."),
+    journal_patience: float = typer.Option(
+        _LIMITS.journal_patience_s,
+        help="Seconds that calls wait for space on a full disk before they are refused.",
+    ),
+    stop_timeout: float = typer.Option(
+        30.0,
+        min=0,
+        help="Seconds in which running calls may finish after SIGTERM or Ctrl-C; a second signal ends them.",
+    ),
+    seal_on_stop: bool = typer.Option(
+        False, "--seal-on-stop", help="Seal every session when stopped; otherwise they continue under the same journal."
+    ),
 ) -> None:
     listen = _Listen(host, port, admin_host, admin_port, socket, _tls(tls_cert, tls_key), allow_public)
     listen.check()
@@ -119,32 +141,52 @@ def serve(
     used = _scripted(script, resolved) if script else open_engine(spec, resolved, threads=threads, tell=tell)
     keys = (_admin_key(journal), os.environ.get(TRAINER_KEY_VARIABLE, ""))
     check_address(admin_host, tls=listen.tls, allow_public=allow_public, keys=AdminKeys(*keys))
-    asyncio.run(_serve(used, spec, resolved, journal, listen, keys))
+    limits = GatewayLimits(
+        max_sessions=max_sessions,
+        max_requests=max_requests,
+        max_body_bytes=max_body_mb << 20,
+        max_journal_bytes=int(max_journal_gb * (1 << 30)),
+        journal_patience_s=journal_patience,
+    )
+    stop = _Stop(stop_timeout, seal_on_stop)
+    asyncio.run(_serve(used, spec, resolved, journal, listen, keys, limits, stop))
 
 
 serve.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in HELP.split("\n\n"))
 
 
+class _Stop(msgspec.Struct, frozen=True):
+    """How serving ends."""
+
+    timeout_s: float
+    seal: bool
+
+
 async def _serve(
-    engine: Engine, spec: EngineSpec, model: ModelDir, journal: Path, listen: _Listen, keys: tuple[str, str]
+    engine: Engine,
+    spec: EngineSpec,
+    model: ModelDir,
+    journal: Path,
+    listen: _Listen,
+    keys: tuple[str, str],
+    limits: GatewayLimits,
+    stop: _Stop,
 ) -> None:
     codec = load_codec(model)
     try:
         if spec.is_remote:  # before signals are taken over, so that Ctrl-C ends a wait for a server
             await start_engine(engine, spec, codec, tell)
-        await _serve_gateway(engine, codec, model, journal, listen, keys)
+        gateway = Gateway(engine, codec, journal, model=model.name, limits=limits)
+        await _serve_gateway(gateway, journal, listen, keys, stop)
     finally:
         await engine.aclose()
 
 
-async def _serve_gateway(
-    engine: Engine, codec: TokenCodec, model: ModelDir, journal: Path, listen: _Listen, keys: tuple[str, str]
-) -> None:
-    stop = asyncio.Event()
+async def _serve_gateway(gateway: Gateway, journal: Path, listen: _Listen, keys: tuple[str, str], stop: _Stop) -> None:
+    signals = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(engine, codec, journal, model=model.name)
+        loop.add_signal_handler(number, signals.release)
     server = GatewayServer(gateway)
     tls, public = listen.tls, listen.allow_public
     try:
@@ -159,15 +201,32 @@ async def _serve_gateway(
         )
         if listen.socket is not None:
             await server.listen_unix(listen.socket)
-        tell(f"loading {engine.name}")
-        await engine.start()
+        tell(f"loading {gateway.engine.name}")
+        await gateway.engine.start()
         scheme = "https" if tls else "http"
         out.print(f"harness {scheme}://{_in_url(listen.host)}:{bound}/v1", markup=False, highlight=False)
         out.print(f"admin {scheme}://{_in_url(listen.admin_host)}:{admin}/admin", markup=False, highlight=False)
         out.print(f"ready: {gateway.recovered} sessions recovered from {journal}", markup=False, soft_wrap=True)
-        await stop.wait()
+        await signals.acquire()
+        await _stop_gently(server, signals, stop)
     finally:
         await server.aclose()
+
+
+async def _stop_gently(server: GatewayServer, signals: asyncio.Semaphore, stop: _Stop) -> None:
+    """Let calls finish until the deadline or another signal. What is cut off was not delivered, and is not trained."""
+    tell(f"stopping: {server.gateway.admission.requests} requests may finish within {stop.timeout_s:g} s")
+    draining = asyncio.ensure_future(server.drain(stop.timeout_s))
+    again = asyncio.ensure_future(signals.acquire())
+    await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    draining.cancel()
+    if server.gateway.admission.requests:
+        tell(f"stopped with {server.gateway.admission.requests} requests running")
+    if stop.seal:
+        sessions = server.gateway.sessions.open_sessions()
+        await asyncio.gather(*(server.gateway.seal_session(session.id) for session in sessions))
+        tell(f"sealed {len(sessions)} sessions")
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:

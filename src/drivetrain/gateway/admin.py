@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -17,7 +18,7 @@ from drivetrain.gateway.keys import AdminKeys, AdminScope, read_key
 from drivetrain.gateway.policy import read_policy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import error_response
-from drivetrain.gateway.sessions import Session
+from drivetrain.gateway.sessions import summary_of
 from drivetrain.gateway.unexpected import report
 from drivetrain.gateway.upstream import journal_refusal
 from drivetrain.journal.errors import JournalError
@@ -63,13 +64,13 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
             session, key = await gateway.open_session(policy, labels=body.labels, session_id=body.session_id)
         except (msgspec.MsgspecError, ConfigError) as error:
             raise Refusal("invalid_request", str(error)) from error
-        return _json({**_summary(session), "api_key": key}, status=201)
+        return _json({**summary_of(session), "api_key": key}, status=201)
 
     async def list_sessions(_: web.Request) -> web.Response:
-        return _json({"sessions": [_summary(session) for session in gateway.sessions]})
+        return _json({"sessions": await asyncio.to_thread(gateway.sessions.summaries)})
 
     async def show_session(request: web.Request) -> web.Response:
-        return _json(_summary(gateway.sessions.get(request.match_info["id"])))
+        return _json(gateway.sessions.summary(request.match_info["id"]))
 
     async def show_rows(request: web.Request) -> web.Response:
         session = gateway.sessions.get(request.match_info["id"])
@@ -89,21 +90,21 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
         return _json(gateway.sessions.get(request.match_info["id"]).provenance)
 
     async def seal_session(request: web.Request) -> web.Response:
-        return _json(_summary(await gateway.seal_session(request.match_info["id"])))
+        return _json(summary_of(await gateway.seal_session(request.match_info["id"])))
 
     async def revoke_key(request: web.Request) -> web.Response:
         require(request, "admin")
-        return _json(_summary(await gateway.sessions.revoke(request.match_info["id"])))
+        return _json(summary_of(await gateway.sessions.revoke(request.match_info["id"])))
 
     async def rotate_key(request: web.Request) -> web.Response:
         require(request, "admin")
         session, key = await gateway.sessions.rotate(request.match_info["id"])
-        return _json({**_summary(session), "api_key": key})
+        return _json({**summary_of(session), "api_key": key})
 
     async def health(_: web.Request) -> web.Response:
         return _json(
             {
-                "status": "ok",
+                "status": "stopping" if gateway.admission.closing else "ok",
                 "model": gateway.model,
                 "engine": gateway.engine.name,
                 "policy_version": gateway.engine.policy_version,
@@ -136,22 +137,6 @@ def _labels(names: Sequence[str]) -> frozenset[Label]:
     except msgspec.ValidationError as error:
         known = ", ".join(get_args(Label))
         raise Refusal("invalid_request", f"unknown label: {error}.", fix=f"Use {known}.", param="label") from error
-
-
-def _summary(session: Session) -> dict[str, Any]:
-    return {
-        "session_id": session.id,
-        "state": session.state,
-        "labels": session.labels,
-        "policy": session.policy,
-        "turns": len(session.graph),
-        "prompt_tokens": session.budget.prompt_tokens,
-        "completion_tokens": session.budget.completion_tokens,
-        "stop_condition": session.stop_condition,
-        "in_flight": session.delivery.in_flight,
-        "events": session.events,
-        "created_at": session.created_at,
-    }
 
 
 def _json(body: Any, status: int = 200) -> web.Response:

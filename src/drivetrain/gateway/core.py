@@ -8,6 +8,7 @@ from pathlib import Path
 
 from drivetrain.engines.identity import check_identity
 from drivetrain.engines.protocol import Engine, honoured_knobs
+from drivetrain.gateway.admission import Admission, GatewayLimits
 from drivetrain.gateway.delivery import Attempt, Flight, Served, request_digest
 from drivetrain.gateway.fence import Fence
 from drivetrain.gateway.knobs import check_supported
@@ -17,7 +18,7 @@ from drivetrain.gateway.redact import guarded_logger
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sessions import Session, SessionStore
 from drivetrain.gateway.turn import TurnRunner
-from drivetrain.journal.writer import PATIENCE_S, Journal, JournalError
+from drivetrain.journal.writer import Journal, JournalError
 from drivetrain.messages import Call
 from drivetrain.tokens.codec import TokenCodec
 from drivetrain.trace.turn import Turn
@@ -49,11 +50,11 @@ class Gateway:
         journal_path: SQLite file; sessions found in it are open again under their old keys.
         model: served model name.
         max_pause_s: how long a weight update may take (:class:`~drivetrain.gateway.fence.Fence`).
-        journal_patience_s: how long calls wait for a journal that cannot be written (no space left) before they are
-            refused (503); they sample nothing meanwhile, and the time counts against no session's wall clock.
+        limits: how much of everything there may be.
 
     Attributes:
         fence: close it while weights change.
+        admission: the requests that its servers are serving.
 
     Raises:
         JournalDamaged: a record of the journal is not what was written to it.
@@ -68,7 +69,7 @@ class Gateway:
         *,
         model: str,
         max_pause_s: float = 600.0,
-        journal_patience_s: float = PATIENCE_S,
+        limits: GatewayLimits | None = None,
     ) -> None:
         self.identity = check_identity(
             engine,
@@ -79,9 +80,17 @@ class Gateway:
         self.engine = engine
         self.codec = codec
         self.model = model
-        self.journal = Journal(journal_path, patience_s=journal_patience_s)
+        self.limits = limits or GatewayLimits()
+        self.admission = Admission(self.limits)
+        self.journal = Journal(
+            journal_path, patience_s=self.limits.journal_patience_s, max_bytes=self.limits.max_journal_bytes
+        )
         self.fence = Fence(engine, max_pause_s=max_pause_s)
-        self.sessions = SessionStore(self.journal, lambda: self.fence.paused_s + self.journal.blocked_s)
+        self.sessions = SessionStore(
+            self.journal,
+            lambda: self.fence.paused_s + self.journal.blocked_s,
+            most_open=self.limits.max_sessions,
+        )
         try:
             self.recovered = self.sessions.recover()
         except BaseException:
@@ -209,7 +218,6 @@ class Gateway:
 
     async def aclose(self) -> None:
         """Cancel running calls and close the journal. Sessions stay open in the journal."""
-        for session in self.sessions:
-            await session.delivery.cancel_all()
+        await asyncio.gather(*(session.delivery.cancel_all() for session in self.sessions.open_sessions()))
         await asyncio.gather(*self._losses)
         self.journal.close()

@@ -134,7 +134,7 @@ class Delivery:
     """
 
     def __init__(self, graph: TraceGraph) -> None:
-        self._graph = graph
+        self._session_tag = graph.session_tag
         self._flights: dict[bytes, Flight] = {}
         self._replies: dict[bytes, _Reply] = {}
         self._newest: dict[bytes, Turn] = {}
@@ -186,7 +186,7 @@ class Delivery:
         flight = self._flights.get(request)
         joined = flight is not None and not flight.task.cancelling()
         if flight is None or not joined:
-            reply_id = mint_reply_id(self._graph.session_tag)
+            reply_id = mint_reply_id(self._session_tag)
             flight = Flight(asyncio.get_running_loop().create_task(start(reply_id)), reply_id)
             self._newest.pop(request, None)  # superseded: a retry from here on is one of this call
             self._flights[request] = flight
@@ -239,6 +239,8 @@ class Delivery:
 
         An engine that does not react to being cancelled is left behind after 5 s; what it still returns is dropped.
         """
+        for reply in self._replies.values():
+            reply.on_lost = None  # an idle connection may refer to it for long
         self._replies.clear()
         self._newest.clear()
         self._keys.clear()
@@ -254,6 +256,7 @@ class Delivery:
         return len(tasks)
 
     def _acknowledge(self, reply: _Reply) -> None:
+        reply.on_lost = None
         if self._replies.get(reply.turn.body_sha256) is reply:
             del self._replies[reply.turn.body_sha256]
 

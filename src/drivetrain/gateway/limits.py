@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from drivetrain.gateway.refusal import Refusal
+from drivetrain.trace.turn import Turn
 
 
 class CallLine:
@@ -111,3 +112,16 @@ async def call_clock(
         if not clock.expired():
             raise  # the engine's own
         raise Refusal("engine_timeout", f"the engine did not answer within {seconds:g} s.") from None
+
+
+def retained_bytes(turn: Turn) -> int:
+    """What a turn adds to the memory of its session: ids, log-probs and the characters of its messages and its reply.
+
+    A lower bound that costs nothing to know; objects around it make it about twice as much.
+    """
+    spoken = (*turn.messages, turn.reply.as_message())
+    text = sum(
+        len(message.content) + len(message.reasoning) + sum(len(call.arguments) for call in message.tool_calls)
+        for message in spoken
+    )
+    return turn.delta_ids.nbytes + turn.sampled_ids.nbytes + turn.logprobs.nbytes + text

@@ -24,6 +24,7 @@ _POSITIVE = (
     "call_timeout_s",
     "max_concurrent_calls",
     "max_body_bytes",
+    "max_session_bytes",
     "key_ttl_s",
     "rate_per_s",
     "rate_burst",
@@ -48,6 +49,7 @@ class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     Limits (:mod:`drivetrain.gateway.limits`): ``call_timeout_s`` bounds the engine's time for one call (504).
     ``max_concurrent_calls`` run at once, ``max_queued_calls`` more wait in line, others get 429. ``rate_per_s``
     requests per second with bursts of ``rate_burst``, others get 429. ``max_body_bytes`` of one request (413).
+    ``max_session_bytes`` of ids, log-probs and text of all its turns (413).
     The key is refused (401) ``key_ttl_s`` after it was issued.
 
     ``knobs`` are rules for what a harness may set, by knob; those left out have
@@ -71,6 +73,7 @@ class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_calls: int | None = 64
     max_queued_calls: int = 256
     max_body_bytes: int = 64 * _MIB
+    max_session_bytes: int | None = 256 * _MIB
     rate_per_s: float | None = None
     rate_burst: int = 20
     key_ttl_s: float | None = None

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.admin import admin_app
+from drivetrain.gateway.admission import Admission
 from drivetrain.gateway.app import CONNECTIONS, harness_app
 from drivetrain.gateway.bind import Tls, bind, check_address
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.keys import AdminKeys
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.redact import guarded_logger
+from drivetrain.gateway.respond import SESSION
 from drivetrain.gateway.unexpected import leave_out_client_faults
 
 _log = guarded_logger("drivetrain.gateway.http")
@@ -30,8 +33,11 @@ class GatewayServer:
 
     def __init__(self, gateway: Gateway, *, patience: Patience | None = None) -> None:
         self.gateway = gateway
+        app = harness_app(gateway, patience=patience)
+        app.middlewares.insert(0, _without_trace)
+        app.middlewares.append(_admitted(gateway.admission))  # the key was checked, the body is not read yet
         self._harness = web.AppRunner(
-            harness_app(gateway, patience=patience),
+            app,
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=1.0,
@@ -98,6 +104,11 @@ class GatewayServer:
         self._admin = admin
         return bound
 
+    async def drain(self, deadline_s: float) -> int:
+        """Refuse new requests of harnesses (503, Retry-After) and let those that are being served finish; returns how
+        many have not by the deadline. The admin surface goes on. Call :meth:`aclose` next."""
+        return await self.gateway.admission.drain(deadline_s)
+
     async def aclose(self) -> None:
         """Stop listening, cancel running calls, close the journal; idempotent."""
         if self._admin is not None:
@@ -114,3 +125,24 @@ class GatewayServer:
             assert self._harness.server is not None
             self._harness.app[CONNECTIONS].watch(self._harness.server)
             self._started = True
+
+
+@web.middleware
+async def _without_trace(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """An idle connection keeps its last request: not the session with it, which may have ended."""
+    response = await handler(request)
+    if SESSION in request:
+        del request[SESSION]
+    return response
+
+
+def _admitted(admission: Admission) -> Middleware:
+    @web.middleware
+    async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        length = request.content_length
+        if length is None:
+            length = request[SESSION].policy.max_body_bytes if request.can_read_body else 0
+        async with admission.admit(length):
+            return await handler(request)
+
+    return admitted

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,12 +16,13 @@ from drivetrain.errors import ConfigError
 from drivetrain.gateway.budgets import Budget, BudgetName
 from drivetrain.gateway.delivery import Delivery
 from drivetrain.gateway.keys import digest_key, mint_key, same_key
-from drivetrain.gateway.limits import CallLine, RateLimit
+from drivetrain.gateway.limits import CallLine, RateLimit, retained_bytes
 from drivetrain.gateway.mcp import ToolHost
 from drivetrain.gateway.memo import MessageMemo
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.volatile import compile_patterns
+from drivetrain.journal.errors import JournalDamaged
 from drivetrain.journal.reader import JournalReader, StoredSession
 from drivetrain.journal.writer import Journal
 from drivetrain.messages import Message, RequestedSampling
@@ -72,8 +74,11 @@ class Session:
         """Tools that this session's harness reaches over MCP; of this process's life, like what runs them."""
         self.stop_condition: BudgetName | None = None
         """The budget that was used up when a call came, the latest."""
+        self.retained_bytes = 0
+        """Of its turns (:func:`drivetrain.gateway.limits.retained_bytes`)."""
         for turn in self.graph:
             self.budget.recover(turn)
+            self.retained_bytes += retained_bytes(turn)
 
     @property
     def images(self) -> Literal["refuse", "placeholder"]:
@@ -90,35 +95,111 @@ class Session:
         turn = self.graph.by_reply_id(reply_id)
         return None if turn is None else turn.requested
 
+    def check_size(self) -> None:
+        """Refuse a call of a session that holds as much as it may (policy ``max_session_bytes``).
+
+        Raises:
+            Refusal: ``session_too_large``.
+        """
+        limit = self.policy.max_session_bytes
+        if limit is not None and self.retained_bytes >= limit:
+            raise Refusal(
+                "session_too_large",
+                f"this session holds {self.retained_bytes} bytes of turns; it may hold {limit}.",
+                fix="Open another session, or one with a larger max_session_bytes.",
+            )
+
     def count(self, kind: str) -> None:
         """Count an event of this process's life of the session, for summaries."""
         self.events[kind] = self.events.get(kind, 0) + 1
 
 
+class SealedSession(msgspec.Struct, frozen=True):
+    """What is kept in memory of a session that has ended; the rest is read from the journal when somebody asks.
+
+    ``summary`` is :func:`summary_of` it as JSON; empty until it is asked for, of a session that had ended when this
+    process began.
+    """
+
+    key_digest: bytes
+    summary: bytes = b""
+
+
 class SessionStore:
     """All sessions of a gateway, found by id or by key.
+
+    A session is in memory while it is open. When it is sealed the store lets go of it: what remains is a few hundred
+    bytes, and the journal.
 
     Args:
         journal: where sessions and turns are committed.
         paused_s: seconds so far during which no call could be served; they count against no session's wall clock.
+        most_open: sessions that may be open at once; None = no limit.
     """
 
-    def __init__(self, journal: Journal, paused_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, journal: Journal, paused_s: Callable[[], float] = lambda: 0.0, *, most_open: int | None = None
+    ) -> None:
         self._journal = journal
         self._paused_s = paused_s
-        self._by_id: dict[str, Session] = {}
+        self._most_open = most_open
+        self._open: dict[str, Session] = {}
         self._by_digest: dict[bytes, Session] = {}
+        self._sealed: dict[str, SealedSession] = {}
+        self._sealed_digests: set[bytes] = set()
+        self._in_use: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 
     def __iter__(self) -> Iterator[Session]:
-        return iter(list(self._by_id.values()))
+        """The open ones, then those that are sealed, each read from the journal unless somebody still uses it."""
+        yield from self.open_sessions()
+        for session_id in list(self._sealed):
+            yield self.get(session_id)
+
+    def open_sessions(self) -> list[Session]:
+        """Those that are not sealed."""
+        return list(self._open.values())
 
     def recover(self) -> int:
-        """Load what the journal holds, so that the same keys continue after a crash; returns the number of sessions."""
+        """Load what the journal holds, so that the same keys continue after a crash; returns the number of sessions.
+
+        Raises:
+            JournalDamaged: a record of a session that is open is not what was written.
+        """
         reader = JournalReader(self._journal.path)
         stored = reader.sessions()
         for record in stored:
-            self._remember(_restore(record, reader, self._clock()))
+            if record.state == "sealed":
+                self._keep_sealed(record.id, SealedSession(record.key_digest))
+            else:
+                self._remember(_restore(record, reader, self._clock()))
         return len(stored)
+
+    def summary(self, session_id: str) -> msgspec.Raw:
+        """:func:`summary_of` a session, as JSON.
+
+        Raises:
+            Refusal: no such session.
+        """
+        sealed = self._sealed.get(session_id)
+        if sealed is not None and sealed.summary:
+            return msgspec.Raw(sealed.summary)
+        text = msgspec.json.encode(summary_of(self.get(session_id)))
+        if sealed is not None:
+            self._sealed[session_id] = msgspec.structs.replace(sealed, summary=text)
+        return msgspec.Raw(text)
+
+    def summaries(self) -> list[msgspec.Raw]:
+        """:meth:`summary` of every session. May read the journal: not for the event loop."""
+        found = []
+        for session_id in [*self._open, *self._sealed]:
+            try:
+                found.append(self.summary(session_id))
+            except JournalDamaged as error:
+                said = {"session_id": session_id, "state": "sealed", "error": str(error)}
+                found.append(msgspec.Raw(msgspec.json.encode(said)))
+            except Refusal:
+                continue  # forgotten meanwhile
+        return found
 
     async def open(
         self, policy: SessionPolicy, *, labels: Mapping[str, str] | None = None, session_id: str | None = None
@@ -127,9 +208,18 @@ class SessionStore:
 
         Raises:
             ConfigError: ``session_id`` is taken.
+            Refusal: as many sessions are open as may be.
+            JournalError: it could not be recorded.
         """
+        if self._most_open is not None and len(self._open) >= self._most_open:
+            raise Refusal(
+                "too_many_sessions",
+                f"{len(self._open)} sessions are open.",
+                fix="Seal sessions whose rollout has ended, or allow more.",
+                retry_after_s=10,
+            )
         session_id = session_id or f"s-{secrets.token_hex(8)}"
-        if session_id in self._by_id:
+        if session_id in self._open or session_id in self._sealed:
             raise ConfigError(f"session {session_id!r} exists already.", fix="Leave the id out to get a fresh one.")
         key = mint_key()
         session = Session(
@@ -150,7 +240,7 @@ class SessionStore:
                 created_at=session.created_at,
             )
         except BaseException:
-            self._forget(session)
+            self._let_go(session)
             raise
         return session, key
 
@@ -168,6 +258,8 @@ class SessionStore:
                 session.count("in_flight_at_seal")
                 await self._journal.add_event(session_id, "in_flight_at_seal", calls=cancelled)
             session.memo.clear()
+            self._let_go(session)
+            self._keep_sealed(session_id, SealedSession(session.key_digest, msgspec.json.encode(summary_of(session))))
             await self._journal.seal_session(session_id)
         return session
 
@@ -197,34 +289,48 @@ class SessionStore:
         session = self.get(session_id)
         await self._journal.replace_key(session_id, digest)
         await self._journal.add_event(session_id, kind)
-        self._by_digest.pop(session.key_digest, None)
-        session.key_digest, session.key_issued_at = digest, time.time()
-        self._by_digest[digest] = session
+        before, session.key_digest, session.key_issued_at = session.key_digest, digest, time.time()
         session.count(kind)
+        if session.state == "open":
+            self._by_digest.pop(before, None)
+            self._by_digest[digest] = session
+        else:
+            self._sealed_digests.discard(before)
+            self._keep_sealed(session_id, SealedSession(digest))
         return session
 
     def get(self, session_id: str) -> Session:
-        """Session by public id.
+        """Session by public id. One that is sealed and that nobody holds any more is read from the journal.
 
         Raises:
             Refusal: no such session.
+            JournalDamaged: what the journal holds of it is not what was written.
         """
-        try:
-            return self._by_id[session_id]
-        except KeyError:
-            raise Refusal("not_found", f"no session {session_id!r}.") from None
+        session = self._open.get(session_id) or self._in_use.get(session_id)
+        if session is None and session_id in self._sealed:
+            reader = JournalReader(self._journal.path)
+            record = reader.session(session_id)
+            if record is not None:
+                session = _restore(record, reader, self._clock(), state="sealed")
+                self._in_use[session_id] = session
+        if session is None:
+            raise Refusal("not_found", f"no session {session_id!r}.")
+        return session
 
     def forget(self, session_id: str) -> None:
-        """Let go of a sealed session; the journal keeps it. Its key is unknown from now on.
+        """Know nothing any more of a sealed session; the journal keeps it. Its key is unknown from now on.
 
         Raises:
             Refusal: no such session.
             ConfigError: it is open.
         """
-        session = self.get(session_id)
-        if session.state != "sealed":
+        if session_id in self._open:
             raise ConfigError(f"session {session_id!r} is open.", fix="Seal it first.")
-        self._forget(session)
+        sealed = self._sealed.pop(session_id, None)
+        if sealed is None:
+            raise Refusal("not_found", f"no session {session_id!r}.")
+        self._sealed_digests.discard(sealed.key_digest)
+        self._in_use.pop(session_id, None)
 
     def authenticate(self, key: str) -> Session:
         """Session of a key.
@@ -232,7 +338,10 @@ class SessionStore:
         Raises:
             Refusal: the key is unknown, revoked or expired (401), or its session is sealed (409).
         """
-        session = self._by_digest.get(digest_key(key)) if key else None
+        digest = digest_key(key) if key else b""
+        session = self._by_digest.get(digest)
+        if session is None and digest in self._sealed_digests:
+            raise _sealed()
         if session is None or not same_key(session.key_digest, key):
             raise Refusal(
                 "invalid_api_key",
@@ -256,19 +365,43 @@ class SessionStore:
         return lambda: time.time() - (self._paused_s() - before)
 
     def _remember(self, session: Session) -> None:
-        self._by_id[session.id] = session
+        self._open[session.id] = self._in_use[session.id] = session
         self._by_digest[session.key_digest] = session
 
-    def _forget(self, session: Session) -> None:
-        self._by_id.pop(session.id, None)
+    def _let_go(self, session: Session) -> None:
+        self._open.pop(session.id, None)
         self._by_digest.pop(session.key_digest, None)
+
+    def _keep_sealed(self, session_id: str, sealed: SealedSession) -> None:
+        self._sealed[session_id] = sealed
+        self._sealed_digests.add(sealed.key_digest)
+
+
+def summary_of(session: Session) -> dict[str, Any]:
+    """What the admin surface says of a session."""
+    return {
+        "session_id": session.id,
+        "state": session.state,
+        "labels": session.labels,
+        "policy": session.policy,
+        "turns": len(session.graph),
+        "prompt_tokens": session.budget.prompt_tokens,
+        "completion_tokens": session.budget.completion_tokens,
+        "stop_condition": session.stop_condition,
+        "in_flight": session.delivery.in_flight,
+        "retained_bytes": session.retained_bytes,
+        "events": session.events,
+        "created_at": session.created_at,
+    }
 
 
 def _sealed() -> Refusal:
     return Refusal("session_sealed", "this session is sealed; its rollout has ended.")
 
 
-def _restore(record: StoredSession, reader: JournalReader, clock: Callable[[], float]) -> Session:
+def _restore(
+    record: StoredSession, reader: JournalReader, clock: Callable[[], float], *, state: SessionState = "open"
+) -> Session:
     session = Session(
         record.id,
         key_digest=record.key_digest,
@@ -276,7 +409,7 @@ def _restore(record: StoredSession, reader: JournalReader, clock: Callable[[], f
         labels=record.labels,
         created_at=record.created_at,
         graph=reader.graph(record.id, session_tag(record.id)),
-        state="sealed" if record.state == "sealed" else "open",
+        state=state,
         clock=clock,
     )
     for event in reader.events(record.id):

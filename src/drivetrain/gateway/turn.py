@@ -19,7 +19,7 @@ from drivetrain.gateway.budgets import BudgetStop, Reservation
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.fence import Fence
 from drivetrain.gateway.fence_types import Passage
-from drivetrain.gateway.limits import call_clock
+from drivetrain.gateway.limits import call_clock, retained_bytes
 from drivetrain.gateway.prompting import Prompt, conversation_of, prompt_of
 from drivetrain.gateway.provenance import ProvenanceBook
 from drivetrain.gateway.recording import Identity, Times, record_turn
@@ -71,6 +71,7 @@ class TurnRunner:
         started = time.time()
         call = strip_volatile(call, session.volatile)
         try:
+            session.check_size()
             refuse_untrainable(call.requested, session.policy, honoured_knobs(self._engine))
             async with session.line.place():
                 reservation = await session.budget.reserve()
@@ -209,6 +210,7 @@ class TurnRunner:
             turn.committed_at = time.time()
             await self._journal.add_turn(session.id, turn)
             session.graph.add(turn)
+            session.retained_bytes += retained_bytes(turn)
             session.delivery.committed(turn)
 
     async def _stop(self, session: Session, call: Call, stop: BudgetStop, reply_id: str) -> Served:

@@ -58,6 +58,14 @@ class CommitCounts(msgspec.Struct):
     blocks: int = 0
 
 
+class Blockage(msgspec.Struct, frozen=True):
+    """Why the storage takes nothing, and what helps. ``hopeless``: waiting does not, so that nobody is kept waiting."""
+
+    what: str
+    fix: str
+    hopeless: bool = False
+
+
 class _Entry(msgspec.Struct):
     """One operation and who waits for it; ``deadline`` is monotonic."""
 
@@ -80,7 +88,12 @@ class Committer:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, path: Path, *, patience_s: float, explain: Callable[[sqlite3.Error], str]
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        *,
+        patience_s: float,
+        explain: Callable[[sqlite3.Error], Blockage],
     ) -> None:
         self._connection = connection
         self._path = path
@@ -90,7 +103,7 @@ class Committer:
         self._stopping = threading.Event()
         self._blocked_since: float | None = None
         self._blocked_s = 0.0
-        self._why = ""
+        self._why: Blockage | None = None
         self.counts = CommitCounts()
         self._thread = threading.Thread(target=self._run, name="drivetrain-journal", daemon=True)
         self._thread.start()
@@ -98,7 +111,8 @@ class Committer:
     @property
     def blocked(self) -> str:
         """Why the storage takes nothing; empty while it does."""
-        return self._why
+        why = self._why
+        return "" if why is None else why.what
 
     @property
     def blocked_s(self) -> float:
@@ -196,7 +210,7 @@ class Committer:
         if self._blocked_since is None:
             self._blocked_since = time.monotonic()
             self.counts.blocks += 1
-            _log.error("%s Calls wait until it can be written.", self._why)
+            _log.error("%s %s", self._why.what, self._why.fix)
 
     def _unblock(self) -> None:
         if self._blocked_since is None:
@@ -204,7 +218,7 @@ class Committer:
         waited = time.monotonic() - self._blocked_since
         self._blocked_s += waited
         self._blocked_since = None
-        self._why = ""
+        self._why = None
         _log.warning("the journal %s is written again, after %.1f s.", self._path, waited)
         with contextlib.suppress(sqlite3.Error):  # it takes no more room than it has; the next probe overwrites it
             self._connection.execute("DELETE FROM meta WHERE key = ?", (_PROBE,))
@@ -217,7 +231,8 @@ class Committer:
             entry.when_blocked, entry.deadline = "drop", now
         untold = [entry for entry in backlog if not entry.told]
         accepted = [entry for entry in untold if entry.when_blocked == "follow"]
-        late = [entry for entry in untold if entry.when_blocked != "follow" and now >= entry.deadline]
+        hopeless = self._why is not None and self._why.hopeless
+        late = [e for e in untold if e.when_blocked != "follow" and (hopeless or now >= e.deadline)]
         for entry in (*accepted, *late):
             entry.told = True
         _settle(accepted, [(entry, self._blocked_error()) for entry in late])
@@ -225,7 +240,7 @@ class Committer:
 
     def _give_up(self, backlog: list[_Entry]) -> None:
         """The end was asked for, and the storage takes nothing: what was not committed was not delivered either."""
-        _log.error("%s %d entries were not committed.", self._why, len(backlog))
+        _log.error("%s %d entries were not committed.", self.blocked, len(backlog))
         _settle((), [(entry, self._blocked_error()) for entry in backlog])
         backlog.clear()
 
@@ -233,7 +248,8 @@ class Committer:
         return JournalError(f"the journal {self._path} could not commit: {cause}.")
 
     def _blocked_error(self) -> JournalBlocked:
-        return JournalBlocked(self._why, fix="Make room; calls are served again as soon as there is some.")
+        why = self._why
+        return JournalBlocked(why.what, fix=why.fix) if why is not None else JournalBlocked("the journal is closed.")
 
 
 def _of_storage(error: Exception) -> bool:

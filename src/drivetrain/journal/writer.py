@@ -17,7 +17,7 @@ from typing import Any
 
 from drivetrain.errors import ConfigError
 from drivetrain.journal.checksums import record_check
-from drivetrain.journal.committer import CommitCounts, Committer, Operation, WhenBlocked
+from drivetrain.journal.committer import Blockage, CommitCounts, Committer, Operation, WhenBlocked
 from drivetrain.journal.errors import JournalBlocked, JournalError
 from drivetrain.journal.records import INSERT_TURN, MARK_DELIVERED, delivery_mark, turn_row
 from drivetrain.journal.schema import SESSION_CHECK, prepare
@@ -29,6 +29,10 @@ __all__ = ["Journal", "JournalBlocked", "JournalError"]
 PATIENCE_S = 600.0
 """How long a call is kept waiting for a full disk: as long as the most patient harness waits (harnesses.md 1.5)."""
 
+_NEARLY = 0.9
+_MAKE_ROOM = "Make room; calls are served again as soon as there is some."
+_TOO_LARGE = "Go on with a new journal, or allow a larger one."
+
 
 class Journal:
     """Open a journal for writing; one process at a time.
@@ -36,6 +40,9 @@ class Journal:
     Args:
         path: the SQLite file; it and its folder are created if missing.
         patience_s: how long a caller is kept waiting while the storage takes nothing.
+        max_bytes: largest size of the file. It stays one file: a run is read, copied and exported as one, and SQLite
+            has no need of smaller ones. From 90 % on no session is opened, so that those that run can end; what does
+            not fit in the end is refused.
 
     Raises:
         ConfigError: another process writes it, or it is no journal of this version.
@@ -43,8 +50,9 @@ class Journal:
         JournalBlocked: there is no space to create it.
     """
 
-    def __init__(self, path: Path, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, path: Path, *, patience_s: float = PATIENCE_S, max_bytes: int | None = None) -> None:
         self.path = path
+        self._max_bytes = max_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = path.with_name(path.name + ".lock").open("w")
         try:
@@ -59,6 +67,7 @@ class Journal:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             try:
                 prepare(self._connection, path)
+                self._limit_size()
             except BaseException:
                 self._connection.close()
                 raise
@@ -95,7 +104,15 @@ class Journal:
     async def add_session(
         self, session_id: str, *, key_digest: bytes, policy: bytes, labels: Mapping[str, str], created_at: float
     ) -> None:
-        """Record a new session; the key is stored as a digest only (design invariant 6)."""
+        """Record a new session; the key is stored as a digest only (design invariant 6).
+
+        Raises:
+            JournalBlocked: the file is nearly as large as it may be.
+        """
+        if self._max_bytes is not None and self.path.stat().st_size > _NEARLY * self._max_bytes:
+            raise JournalBlocked(
+                f"the journal {self.path} has nearly the {self._max_bytes} bytes it may have.", fix=_TOO_LARGE
+            )
         values = (session_id, key_digest, policy, json.dumps(dict(labels)), "open", created_at, None)
         await self._write(
             lambda db: db.execute(
@@ -154,7 +171,17 @@ class Journal:
             raise JournalError(f"the journal {self.path} is closed.")
         await self._committer.submit(operation, when_blocked)
 
-    def _explain(self, error: sqlite3.Error) -> str:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
-            return f"no space is left for the journal {self.path}."
-        return f"the journal {self.path} cannot be written: {error}."
+    def _limit_size(self) -> None:
+        if self._max_bytes is not None:
+            (page,) = self._connection.execute("PRAGMA page_size").fetchone()
+            self._connection.execute(f"PRAGMA max_page_count = {max(1, self._max_bytes // page)}")
+
+    def _explain(self, error: sqlite3.Error) -> Blockage:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+            return Blockage(f"the journal {self.path} cannot be written: {error}.", fix=_MAKE_ROOM)
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        (most,) = self._connection.execute("PRAGMA max_page_count").fetchone()
+        if self._max_bytes is not None and pages > _NEARLY * most:
+            what = f"the journal {self.path} has reached the {self._max_bytes} bytes it may have."
+            return Blockage(what, fix=_TOO_LARGE, hopeless=True)
+        return Blockage(f"no space is left for the journal {self.path}.", fix=_MAKE_ROOM)
