@@ -29,7 +29,7 @@ class Finding(msgspec.Struct, frozen=True):
     or not the continuation, that the client saw. prompt_broken: stored ids do not give the recorded prompt.
     undelivered_trained, untrained, trained_twice. row_ids, mask_off, logprobs_off: a row is not what was recorded.
     over_budget. refused: a client was told for good that it may not. unreadable: the journal's reader cannot rebuild a
-    session. shutdown. leaked.
+    session. relay_blind: the witness is no good. shutdown. leaked.
     """
 
     code: str
@@ -96,17 +96,22 @@ def _lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
-def _disturbances(faults: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Times in which the gateway may not have written down that a reply was sent: it was killed, or the disk full."""
-    open_since: dict[str, float] = {}
-    found: list[tuple[float, float]] = []
-    for fault in faults:
-        if fault["kind"] in ("gateway_kill", "disk_full", "slow_disk"):
-            if fault["what"] == "begin":
-                open_since[fault["kind"]] = fault["t"]
-            elif fault["what"] == "end":
-                found.append((open_since.pop(fault["kind"]), fault["t"]))
-    return found
+_MARKS_LOST_BY = (
+    "gateway_kill",
+    "disk_full",
+    "slow_disk",
+    "relay_cut",
+    "relay_swallow",
+    "harness_crash",
+    "sandbox_death",
+)
+"""Faults in which the gateway does not get to write down that a reply was sent, or has reason to think it was not: its
+connection was reset."""
+
+
+def _disturbances(faults: list[dict[str, Any]]) -> list[float]:
+    """When each of these faults was over."""
+    return [fault["t"] for fault in faults if fault["kind"] in _MARKS_LOST_BY and fault["what"] == "end"]
 
 
 def _check_session(case: _Case, session: StoredSession) -> None:
@@ -155,6 +160,8 @@ def _check_call(case: _Case, call: ClientCall) -> None:
     if not _says_the_same(turn.reply, call.seen):
         case.find("altered", turn.name, f"the client saw {call.seen['text']!r} {call.seen['calls']}")
     said = call.seen["text"] + json.dumps(call.seen["calls"])
+    if call.session in case.witness.relayed and call.mark not in case.witness.passed:
+        case.find("relay_blind", call.mark, "the relay did not notice a reply that its client saw")
     if call.mark not in said:
         case.find("foreign", call.mark, f"the policy answered somebody else: {said!r}")
 
@@ -263,11 +270,8 @@ def _check_unseen(case: _Case, turn: StoredTurn, call: ClientCall | None) -> Non
 
 
 def _excused(case: _Case, call: ClientCall | None) -> bool:
-    """Whether a reply was seen at a time when the gateway could not write that down."""
-    if call is None or call.seen is None:
-        return False
-    sent, seen = call.sent_at, call.seen["t"]
-    return any(since <= seen + 2 and until >= sent for since, until in case.disturbed)
+    """Whether something that loses delivery marks was still to end when the call was sent."""
+    return call is not None and any(until >= call.sent_at for until in case.disturbed)
 
 
 def _count(case: _Case) -> None:

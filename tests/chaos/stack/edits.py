@@ -205,6 +205,10 @@ def differ_from_the_running_gateway(record: Record) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def silence_the_relay(record: Record) -> None:
+    (record.folder / "relayed.jsonl").write_text("")
+
+
 EDITS: dict[str, list[Edit]] = {
     "lost": [drop_a_commit, drop_a_commit_in_the_middle],
     "undelivered_trained": [train_what_was_not_delivered, train_what_nobody_saw],
@@ -220,5 +224,6 @@ EDITS: dict[str, list[Edit]] = {
     "row_ids": [change_a_row_token, differ_from_the_running_gateway],
     "trained_twice": [train_twice],
     "untrained": [forget_a_row],
+    "relay_blind": [silence_the_relay],
 }
 """What the checker must find of each."""

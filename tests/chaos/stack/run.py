@@ -147,7 +147,7 @@ async def _shut(stage: Stage) -> list[Finding]:
             _, rows = await stage.admin.ask("GET", f"/sessions/{name}/rows")
             file.write(json.dumps({"session": name, "rows": rows["rows"]}) + "\n")
     stage.gateway.signal(signal.SIGTERM)
-    code = await stage.gateway.wait(60)
+    code = await stage.gateway.wait(_PATIENCE_S)
     return [] if code == 0 else [Finding("shutdown", "gateway", f"it ended with {code} after SIGTERM")]
 
 
