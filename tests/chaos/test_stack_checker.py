@@ -39,7 +39,7 @@ def small(folder: Path, model: ModelDir, **changes: object) -> Plan:
         "wires": ("chat",),
         "kinds": (),
     }
-    options |= {"least_turns": 30, "gives_up": 0.0, "model": model.path, **changes}
+    options |= {"least_turns": 30, "gives_up": 0.0, "thinks_s": 0.1, "model": model.path, **changes}
     return Plan(folder=folder, **options)  # type: ignore[arg-type]
 
 

@@ -35,7 +35,7 @@ class Order(msgspec.Struct):
     """``number`` names the agent; ``wire`` is its API. It stops between two calls when the file ``stop`` is there.
 
     ``relayed`` says whether ``url`` is the relay's. ``gives_up`` is the share of calls that it cancels before long, to
-    go on without them.
+    go on without them; ``thinks_s`` the mean time that its tools take.
     """
 
     number: int
@@ -45,6 +45,7 @@ class Order(msgspec.Struct):
     stop: str
     seed: int
     gives_up: float = 0.08
+    thinks_s: float = 2.0
     relayed: bool = False
     session: Session | None = None
 
@@ -96,6 +97,7 @@ class Harness:
         self.stop = Path(order.stop)
         self._open = open_session
         self._seal = seal_session
+        self._chance = random.Random(f"{order.seed}/{order.number}/think")
         self._before = list(read(Path(order.diary)))
         self.diary = Diary(Path(order.diary))
 
@@ -162,6 +164,8 @@ class Harness:
     async def _talk(self, wire: Wire, episode: Episode, talk: Talk) -> None:
         while not talk.over and (talk.pending or len(talk.seen) < episode.turns):
             if not talk.pending:
+                if talk.seen:
+                    await asyncio.sleep(self._chance.uniform(0, 2 * self.order.thinks_s))
                 if self.stop.exists():
                     return
                 self._say(wire, episode, talk)

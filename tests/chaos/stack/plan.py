@@ -27,6 +27,7 @@ class Plan(msgspec.Struct, kw_only=True):
     wires: Sequence[str] = tuple(WIRES)
     relayed_share: float = 0.5
     gives_up: float = 0.08
+    thinks_s: float = 2.0
     kinds: Sequence[Kind] = KINDS
     every_s: float = 2.4
     least_turns: int = 100

@@ -125,6 +125,7 @@ def _groups(plan: Plan, gateway_port: int, relay_port: int) -> list[list[Order]]
                 stop=str(plan.stop),
                 seed=plan.seed,
                 gives_up=plan.gives_up,
+                thinks_s=plan.thinks_s,
             )
         )
     return groups
