@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from drivetrain.cli.runs import run_tokenizer
+from drivetrain.cli.trace import app
 from drivetrain.errors import ConfigError
+from drivetrain.journal.writer import Journal
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.viewer.find import find_rollouts
 from drivetrain.viewer.load import load_document
@@ -101,6 +105,20 @@ async def test_a_run_without_its_journal(run: RunDir, tmp_path: Path) -> None:
     empty.write_info({})
     with pytest.raises(ConfigError, match="no journal and no results"):
         find_rollouts(str(empty.path), None, runs=tmp_path)
+
+
+async def test_labels_are_the_callers_and_lead_nowhere_else(run: RunDir, tmp_path: Path) -> None:
+    (run.path / "work.patch").write_text("not of this rollout")
+    journal = Journal(run.journal)
+    for name, label in (("s-up", ".."), ("s-again", "fix.a.2")):
+        await journal.add_session(name, key_digest=name.encode(), policy=b"", labels={"rollout": label}, created_at=9e9)
+    journal.close()
+    up, again = (find_rollouts(str(run.path), name, runs=tmp_path)[0].rollout_id for name in ("s-up", "s-again"))
+    assert (up, again) == ("..", "s-again")
+    assert load_document(run, up, None).files == {}
+    assert load_document(run, again, None).session_id == "s-again"
+    page = json.loads(CliRunner().invoke(app, ["view", str(run.path), "s-up", "--json"]).stdout)[0]["file"]
+    assert Path(page).parent == run.path / "views"
 
 
 def test_the_viewer_starts_without_torch() -> None:

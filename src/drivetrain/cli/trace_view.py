@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import webbrowser
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def view(
 
 
 def _file(rollout: Target, target: Path | None, *, folder: bool) -> Path:
-    name = f"{rollout.rollout_id}.html"
+    name = (re.sub(r"[^\w.+-]+", "_", rollout.rollout_id).lstrip(".") or "rollout") + ".html"
     if target is None:
         return rollout.run.path / "views" / name
     if folder and target.exists() and not target.is_dir():

@@ -56,10 +56,13 @@ def rollout_names(run: RunDir) -> dict[str, str]:
     """
     results = run.results()
     names = {result.rollout_id: result.rollout_id for result in results}
-    names |= {result.session_id: result.rollout_id for result in results if result.session_id}
+    owners = {result.session_id: result.rollout_id for result in results if result.session_id}
+    names |= owners
     if run.journal.is_file():
         for session in JournalReader(run.journal).sessions():
-            name = session.labels.get("rollout", session.id)
+            label = session.labels.get("rollout", session.id)
+            # Labels are the caller's: a second session of the same label goes by its own id.
+            name = owners.get(session.id) or (session.id if label in names else label)
             names |= {name: name, session.id: name}
     elif not results:
         raise ConfigError(

@@ -53,7 +53,7 @@ def load_document(run: RunDir, rollout_id: str, tokenizer: Tokenizer | None) -> 
             f"the turns of session {session.id} in {run.journal} are no graph: {error}.",
             fix="The journal is damaged; `drivetrain trace check` says which rollouts are whole.",
         ) from error
-    return _with_session(run, reader, session, graph, result, tokenizer)
+    return _with_session(run, reader, session, graph, rollout_id, result, tokenizer)
 
 
 def _session(run: RunDir, rollout_id: str, result: RolloutResult | None) -> StoredSession | None:
@@ -64,13 +64,16 @@ def _session(run: RunDir, rollout_id: str, result: RolloutResult | None) -> Stor
             f"{run.path} has no journal.sqlite, so the turns of {rollout_id} are not there.",
             fix="Copy the whole run folder, journal.sqlite and journal.sqlite-wal included.",
         )
-    wanted = result.session_id if result is not None else None
-    for session in JournalReader(run.journal).sessions():
-        if session.id == wanted or (wanted is None and session.labels.get("rollout", session.id) == rollout_id):
-            return session
-    if wanted is not None:
-        raise ConfigError(f"session {wanted} of {rollout_id} is not in {run.journal}.", fix="Is it another run's?")
-    return None
+    sessions = JournalReader(run.journal).sessions()
+    if result is not None:
+        found = [session for session in sessions if session.id == result.session_id]
+        if not found:
+            raise ConfigError(
+                f"session {result.session_id} of {rollout_id} is not in {run.journal}.", fix="Is it another run's?"
+            )
+        return found[0]
+    labelled = [session for session in sessions if session.labels.get("rollout") == rollout_id]
+    return next((session for session in sessions if session.id == rollout_id), labelled[0] if labelled else None)
 
 
 def _with_session(
@@ -78,6 +81,7 @@ def _with_session(
     reader: JournalReader,
     session: StoredSession,
     graph: TraceGraph,
+    rollout_id: str,
     result: RolloutResult | None,
     tokenizer: Tokenizer | None,
 ) -> ViewDocument:
@@ -86,7 +90,6 @@ def _with_session(
     rows = selection.rows(graph, agent, reward=None, session_id=session.id) if result is None else result.rows
     origin = reader.provenance(session.id)
     events = reader.events(session.id)
-    rollout_id = session.labels.get("rollout", session.id)
     about = _about(run, rollout_id, result)
     about["more_findings"] += [_event(event) for event in events if event.kind not in (PROVENANCE_EVENT, CONFIG_EVENT)]
     about.setdefault("task_id", session.labels.get("task", ""))
@@ -118,10 +121,13 @@ def _without_session(run: RunDir, result: RolloutResult) -> ViewDocument:
 
 def _about(run: RunDir, rollout_id: str, result: RolloutResult | None) -> dict[str, Any]:
     folder = run.path / "rollouts" / rollout_id
+    inside = (
+        bool(rollout_id.strip(".")) and Path(rollout_id).name == rollout_id
+    )  # a label may be any text; only a name has a folder of its own
     about: dict[str, Any] = {
         "rollout_id": rollout_id,
         "run": run.info(),
-        "files": {name: text for name in _FILES if (text := _text(folder / name)) is not None},
+        "files": {name: text for name in _FILES if inside and (text := _text(folder / name)) is not None},
         "more_findings": [],
     }
     if result is None:

@@ -4,7 +4,8 @@ export function readAddress(app) {
   const wanted = new URLSearchParams(location.hash.slice(1));
   const turn = app.trace.byId.get(Number(wanted.get("turn") ?? NaN));
   if (turn) app.select(turn);
-  if (wanted.has("view")) app.show(wanted.get("view"));
+  const view = wanted.get("view");
+  if (document.getElementById(`tab-${view}`)) app.show(view);
 }
 
 export function writeAddress(app) {
