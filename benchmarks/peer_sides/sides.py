@@ -29,7 +29,7 @@ _ADMIN_KEY = "benchmark-admin-key-of-no-worth"
 class Server:
     """A running server: where it is, the keys of its sessions, its process."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str], url: str, keys: list[str]) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], url: str, keys: list[str]) -> None:
         self.name = name
         self.url = url
         self.keys = keys
@@ -92,7 +92,7 @@ def _drivetrain_argv(engine: str, model: Path, scratch: Path) -> list[str]:
     ]
 
 
-def _addresses(process: subprocess.Popen[str]) -> dict[str, str]:
+def _addresses(process: subprocess.Popen[bytes]) -> dict[str, str]:
     found: dict[str, str] = {}
     while True:
         line = _line(process)
@@ -114,7 +114,7 @@ def _open_session(admin: str) -> str:
 
 
 @contextmanager
-def _process(argv: Sequence[str], env: dict[str, str], scratch: Path) -> Iterator[subprocess.Popen[str]]:
+def _process(argv: Sequence[str], env: dict[str, str], scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DRIVETRAIN_"))}
     clean |= {
         "HF_HUB_OFFLINE": "1",
@@ -124,7 +124,7 @@ def _process(argv: Sequence[str], env: dict[str, str], scratch: Path) -> Iterato
         **env,
     }
     log = (scratch / f"log-{time.monotonic_ns()}").open("w+")
-    process = subprocess.Popen(argv, env=clean, cwd=scratch, stdout=subprocess.PIPE, stderr=log, text=True)
+    process = subprocess.Popen(argv, env=clean, cwd=scratch, stdout=subprocess.PIPE, stderr=log, bufsize=0)
     try:
         yield process
     except EOFError:
@@ -140,11 +140,12 @@ def _process(argv: Sequence[str], env: dict[str, str], scratch: Path) -> Iterato
         log.close()
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def _line(process: subprocess.Popen[bytes]) -> str:
+    """A line of an unbuffered pipe, so that what select says is all there is."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], START_S)[0]:
         raise SystemExit(f"error: a server said nothing for {START_S:g} s")
     line = process.stdout.readline()
     if not line:
         raise EOFError
-    return line
+    return line.decode()
