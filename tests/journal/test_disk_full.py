@@ -80,6 +80,23 @@ async def test_whoever_waits_too_long_is_told_and_only_what_must_be_is_kept(disk
     journal.close()
 
 
+async def test_what_follows_is_kept_up_to_a_number(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivetrain.journal.committer._MOST_FOLLOWING", 3)
+    journal = Journal(disk.path / "journal.sqlite")
+    await open_session(journal)
+    waiting = await blocked_by(disk, journal, 0)
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(
+            *(journal.add_event("s-1", f"event {number}") for number in range(5)), return_exceptions=True
+        )
+    assert [isinstance(outcome, JournalBlocked) for outcome in outcomes] == [False] * 3 + [True] * 2
+    disk.free()
+    async with asyncio.timeout(60):
+        await waiting
+    assert [event.kind for event in JournalReader(journal.path).events("s-1")] == [f"event {n}" for n in range(3)]
+    journal.close()
+
+
 async def test_the_end_does_not_wait_for_space(disk: SmallDisk) -> None:
     journal = Journal(disk.path / "journal.sqlite")
     await open_session(journal)

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from drivetrain.errors import ConfigError
 from drivetrain.journal.checksums import record_check
@@ -30,6 +30,8 @@ PATIENCE_S = 600.0
 """How long a call is kept waiting for a full disk: as long as the most patient harness waits (harnesses.md 1.5)."""
 
 _NEARLY = 0.9
+_LOCK_TRIES = 5
+_LOCK_WAIT_S = 0.05
 _MAKE_ROOM = "Make room; calls are served again as soon as there is some."
 _TOO_LARGE = "Go on with a new journal, or allow a larger one."
 
@@ -54,14 +56,7 @@ class Journal:
         self.path = path
         self._max_bytes = max_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = path.with_name(path.name + ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise ConfigError(
-                f"the journal {path} is being written by another process.", fix="Stop it or name another journal."
-            ) from error
+        self._lock = _locked(path)
         try:
             check_wal(path)
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -185,3 +180,23 @@ class Journal:
             what = f"the journal {self.path} has reached the {self._max_bytes} bytes it may have."
             return Blockage(what, fix=_TOO_LARGE, hopeless=True)
         return Blockage(f"no space is left for the journal {self.path}.", fix=_MAKE_ROOM)
+
+
+def _locked(path: Path) -> IO[str]:
+    """Be the one writer. Readers look at the lock for a moment, so one try is not enough.
+
+    Raises:
+        ConfigError: another process is.
+    """
+    lock = path.with_name(path.name + ".lock").open("w")
+    for attempt in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError:
+            if attempt < _LOCK_TRIES - 1:
+                time.sleep(_LOCK_WAIT_S)
+    lock.close()
+    raise ConfigError(
+        f"the journal {path} is being written by another process.", fix="Stop it or name another journal."
+    )
