@@ -11,6 +11,7 @@ from playwright.async_api import Page, expect
 from drivetrain.viewer.document import ViewDocument
 from drivetrain.viewer.page import render_page
 from tests.viewer.browser import PATIENCE_MS, copied, opened, serious_findings
+from tests.viewer.conftest import PATCH
 from tests.viewer.documents import NASTY, document_of, eventful, large
 
 pytestmark = pytest.mark.timeout(240)
@@ -51,7 +52,8 @@ async def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 async def test_keys_tokens_and_copying(tmp_path: Path) -> None:
     play = eventful()
-    async with opened(render_page(document_of(play.graph)), tmp_path) as page:
+    document = document_of(play.graph, files={"work.patch": PATCH.decode(errors="backslashreplace")})
+    async with opened(render_page(document), tmp_path) as page:
         heading = page.locator("#turn-title")
         await expect(heading).to_contain_text("Turn 0")
         await expect(page.locator("#tokens .token.masked").first).to_be_attached()
@@ -85,6 +87,10 @@ async def test_keys_tokens_and_copying(tmp_path: Path) -> None:
 
         await page.keyboard.press("h")
         await expect(page.locator("#tokens .heat-2").first).to_be_visible()
+        await page.keyboard.press("4")  # a removed "-- text" and an added "++ text" are no file names
+        await expect(page.locator(".text-line.removed")).to_have_text(["--- an sql comment"])
+        await expect(page.locator(".text-line.added")).to_have_text(["+++ one more"])
+        await page.keyboard.press("1")
         await page.keyboard.press("?")
         await expect(page.locator("#help")).to_be_visible()
         await page.keyboard.press("j")  # no key acts behind the dialog

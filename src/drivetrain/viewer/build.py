@@ -81,7 +81,7 @@ def _fork(fork: Fork) -> ViewFork:
 
 def _all_ids(graph: TraceGraph) -> list[int]:
     parts = [ids for turn in graph for ids in (turn.delta_ids, turn.sampled_ids)]
-    return np.unique(np.concatenate([*parts, np.empty(0, dtype=np.int32)])).tolist()
+    return [int(token) for token in np.unique(np.concatenate([*parts, np.empty(0, dtype=np.int32)]))]
 
 
 def _masked(turns: Iterable[ViewTurn]) -> dict[str, int]:

@@ -117,7 +117,7 @@ class TurnViews:
         return untrained_reason(turn, self._trained_labels, label) or NOT_IN_A_ROW
 
     def _indices(self, ids: Ids) -> list[int]:
-        return np.searchsorted(self._ids, ids).tolist()
+        return [int(index) for index in np.searchsorted(self._ids, ids)]
 
     def _toolset(self, turn: Turn) -> int | None:
         tools = list(self._graph.tools_of(turn))
