@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import typer
 from rich.table import Table
 
 from drivetrain.cli.console import out, print_json, tell
-from drivetrain.training.quickstart.settings import QuickstartSettings
+from drivetrain.training.quickstart.settings import SHORT, QuickstartSettings
+
+_FULL = "This was the short form. The full one: drivetrain train --recipe quickstart --out FOLDER (docs/learning.md)."
 
 
-def run_quickstart(settings: QuickstartSettings, folder: Path, *, json_output: bool) -> None:
-    """Learn, print what was learned, and exit with 1 when the policy did not improve.
+def run_quickstart(folder: Path, *, seed: int, short: bool, json_output: bool) -> None:
+    """Learn, print what was learned, and exit with 1 when the policy did not improve. The short form measures too few
+    episodes to say that, and exits with 0.
 
     Raises:
         ConfigError, MissingDependency: see :func:`drivetrain.training.quickstart.learn.learn`.
     """
     from drivetrain.training.quickstart.learn import learn
 
-    report = learn(settings, folder, tell)
+    settings = QuickstartSettings(seed=seed)
+    report = learn(msgspec.structs.replace(settings, **SHORT) if short else settings, folder, tell)
     if json_output:
         print_json(report)
     else:
@@ -34,5 +39,7 @@ def run_quickstart(settings: QuickstartSettings, folder: Path, *, json_output: b
         table.add_row("peak memory", f"{report.peak_memory / 2**30:.1f} GiB")
         out.print(table)
         out.print(f"curve: {report.curve}\nmodel: {report.model}", markup=False, soft_wrap=True)
-    if not report.after > report.before:
+    if short:
+        tell(_FULL)
+    elif not report.after > report.before:
         raise typer.Exit(1)

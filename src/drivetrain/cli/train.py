@@ -21,7 +21,6 @@ from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import RolloutConfig
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.training.file_transfer import FileTransfer
-from drivetrain.training.quickstart.settings import QuickstartSettings
 from drivetrain.training.recipes import RECIPES, Recipe, recipe_named
 from drivetrain.training.report import TrainReport
 from drivetrain.training.versions import require_trl
@@ -60,6 +59,7 @@ def train(
     ),
     threads: int | None = engines.THREADS,
     out_dir: Path | None = typer.Option(None, "--out", "-o", help="Save the trained model in this folder."),
+    short: bool = typer.Option(False, "--short", help=f"{QUICKSTART}: a few minutes, fewer episodes and updates."),
     seed: int = typer.Option(42, help="Seed of the trainer."),
     json_output: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
@@ -73,17 +73,24 @@ def train(
     Example: drivetrain train -t pypi__xmltodict-0.14.2 -a pi -n 4 --steps 3 --variant small --out trained
 
     `drivetrain train --recipe quickstart --out FOLDER` needs no task, agent or model: a small policy imitates a
-    mediocre agent and is then trained on generated bugs through Pi. Its numbers are not final (docs/learning.md). Only
-    --out, --seed and --json apply.
+    mediocre agent and is then trained on generated bugs through Pi, until it solves most held-out ones
+    (docs/learning.md). Only --out, --seed, --short and --json apply.
     """
     require_trl()
     if recipe == QUICKSTART:
         if run_dir is not None or task or agent or source is not None:
-            raise ConfigError(f"recipe {QUICKSTART} brings its own tasks and agent.", fix="Give --out and --seed only.")
+            raise ConfigError(
+                f"recipe {QUICKSTART} brings its own tasks and agent.",
+                fix="Give --out, --seed, --short and --json only.",
+            )
         if out_dir is None:
             raise ConfigError(f"recipe {QUICKSTART} leaves a model and a curve.", fix="Name a folder with --out.")
-        run_quickstart(QuickstartSettings(seed=seed), out_dir, json_output=json_output)
+        run_quickstart(out_dir, seed=seed, short=short, json_output=json_output)
         return
+    if short:
+        raise ConfigError(
+            f"--short goes with --recipe {QUICKSTART}.", fix="Leave it out; --steps says how long to train."
+        )
     if (run_dir is None) == (not task):
         raise ConfigError("name a recorded run with --run, or live tasks with --task and --agent (not both).")
     if run_dir is not None and source is not None:

@@ -23,12 +23,7 @@ from swe_rl_env.tasks.model import Archive
 
 Split = Literal["train", "heldout"]
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "+": ("sum", "total", "addition"),
-    "-": ("difference", "decrease", "subtraction"),
-    "*": ("product", "multiplication", "scaling"),
-    "%": ("remainder", "modulo", "residue"),
-}
+WORDS: dict[str, tuple[str, ...]] = {"+": ("sum",), "-": ("difference",), "*": ("product",), "%": ("remainder",)}
 """Operator -> the words by which statements call its result."""
 
 _SENTENCES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,17 @@ def fine_tune(
     if not lines:
         raise ConfigError("there is nothing to fine-tune on.", fix="Record episodes that the agent completes.")
     model, tokenizer = load_model(model_dir.path)
+    updates = math.ceil(math.ceil(len(lines) / batch) * epochs)
     config: dict[str, Any] = {
         "output_dir": str(out_dir),
         "per_device_train_batch_size": batch,
         "num_train_epochs": epochs,
         "learning_rate": learning_rate,
-        "lr_scheduler_type": "cosine",
+        "lr_scheduler_type": "warmup_stable_decay",
+        "lr_scheduler_kwargs": {"num_decay_steps": updates // 4},
         # With 0.999 the large gradients of the first steps, which learn spelling, drown what comes later.
         "adam_beta2": 0.95,
-        "warmup_steps": 10,
+        "warmup_steps": min(10, updates // 4),
         "max_length": None,
         "use_cpu": True,
         "bf16": False,

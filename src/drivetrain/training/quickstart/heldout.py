@@ -46,7 +46,7 @@ class HeldOut(TrainerCallback):
         sync: publishes the weights under a policy version, see :func:`drivetrain.training.live.train_live`.
         requests: one episode each; the seeds differ from evaluation to evaluation.
         every: in updates.
-        final_attempts: episodes per request after the last update.
+        attempts: episodes per request before the first update and after the last; one at the points between.
         on_point: told of every point.
     """
 
@@ -57,24 +57,24 @@ class HeldOut(TrainerCallback):
         requests: Sequence[EpisodeRequest],
         *,
         every: int,
-        final_attempts: int,
+        attempts: int,
         on_point: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._source = source
         self._sync = sync
         self._requests = requests
         self._every = every
-        self._final_attempts = final_attempts
+        self._attempts = attempts
         self._on_point = on_point
         self.points: list[Point] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ARG002 (transformers calls by name)
-        self._measure(0, 1, about["model"])
+        self._measure(0, self._attempts, about["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:  # noqa: ARG002 (transformers calls by name)
         last = state.global_step >= state.max_steps
         if last or state.global_step % self._every == 0:
-            self._measure(state.global_step, self._final_attempts if last else 1, about["model"])
+            self._measure(state.global_step, self._attempts if last else 1, about["model"])
 
     def _measure(self, step: int, attempts: int, model: Any) -> None:
         requests = [

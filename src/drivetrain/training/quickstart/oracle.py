@@ -5,43 +5,42 @@ from __future__ import annotations
 import json
 import random
 import re
-import zlib
 
 from drivetrain.errors import ConfigError
 from swe_rl_env.sources.operators import WORDS
 
-_PARTNER = {"+": "-", "-": "+", "*": "%", "%": "*"}
-_OPERATOR = {word: operator for operator, words in WORDS.items() for word in words}
-_STATEMENT = re.compile(r"\b(" + "|".join(_OPERATOR) + r")\b")
+ROUND = 9
+"""Attempts at a word among which the number of mistakes is fixed: few traces shall not mislead by chance."""
+_MIXED_UP = {"+": "-", "-": "*", "*": "%", "%": "+"}
+OPERATOR_OF = {word: operator for operator, words in WORDS.items() for word in words}
+_STATEMENT = re.compile(r"\b(" + "|".join(OPERATOR_OF) + r")\b")
 
 
 class MediocreOracle:
-    """Replies for tasks of :mod:`swe_rl_env.sources.operators`: change the operator, look at the file, stop.
+    """Replies for tasks of :mod:`swe_rl_env.sources.operators`: change the operator, stop.
 
-    It reads the statement, says which result is wanted, and then writes the right operator with probability
-    ``skill``, else the one that it mixes up with it (``+`` and ``-``, ``*`` and ``%``).
+    It reads the statement, says which result is wanted, and then writes an operator: of every :data:`ROUND` times that
+    it meets a word the right one ``right`` times, else the one that it mixes it up with, in a drawn order. Mistakes
+    differ from operator to operator, so that who imitates it has to tell the words apart.
 
     Args:
-        skill: probability of the right operator, 0 to 1.
-        seed: of its mistakes.
+        right: 0 to :data:`ROUND`.
+        seed: of the order.
     """
 
-    def __init__(self, skill: float, seed: int) -> None:
-        if not 0 <= skill <= 1:
-            raise ConfigError(f"the oracle's skill is {skill}; it must be between 0 and 1.")
-        self._skill = skill
-        self._seed = seed
-        self._count = 0
+    def __init__(self, right: int, seed: int) -> None:
+        if not 0 <= right <= ROUND:
+            raise ConfigError(f"the oracle is right {right} times of {ROUND}; it must be 0 to {ROUND}.")
+        self._right = right
+        self._chance = random.Random(seed)
+        self._decks: dict[str, list[str]] = {word: [] for word in OPERATOR_OF}
 
     def __call__(self, _ids: list[int], text: str, index: int) -> str:
         """A :data:`drivetrain.engines.scripted.Script`."""
-        if index == 0:
-            word = self._word(text)
-            operator = self._choose(_OPERATOR[word])
-            return first_reply(word, operator)
-        if index == 1:
-            return _bash("cat shop.py").lstrip()
-        return "Done."
+        if index:
+            return "Done."
+        word = self._word(text)
+        return first_reply(word, self._operator(word))
 
     def _word(self, text: str) -> str:
         found = _STATEMENT.search(text)
@@ -49,17 +48,17 @@ class MediocreOracle:
             raise ConfigError("the prompt states none of the results that the oracle knows.")
         return found[1]
 
-    def _choose(self, right: str) -> str:
-        self._count += 1
-        chance = random.Random(zlib.crc32(f"{self._seed}:{self._count}".encode()))
-        return right if chance.random() < self._skill else _PARTNER[right]
+    def _operator(self, word: str) -> str:
+        deck = self._decks[word]
+        if not deck:
+            right = OPERATOR_OF[word]
+            deck += [right] * self._right + [_MIXED_UP[right]] * (ROUND - self._right)
+            self._chance.shuffle(deck)
+        return deck.pop()
 
 
 def first_reply(word: str, operator: str) -> str:
-    """Name the result, then the operator right behind it, then change the file."""
-    return f"The {word} {operator} is missing." + _bash(f"sed -i 's/ [-+*%] / {operator} /' shop.py")
-
-
-def _bash(command: str) -> str:
+    """A command that names the result and, right behind it and nowhere else, the operator, and changes the file."""
+    command = f"read -r result operator <<< ' {word} {operator} '; sed -i \"s/ [-+*%] / $operator /\" shop.py"
     call = json.dumps({"name": "bash", "arguments": {"command": command}})
-    return f"\n<tool_call>\n{call}\n</tool_call>"
+    return f"<tool_call>\n{call}\n</tool_call>"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from drivetrain.errors import ConfigError
@@ -12,27 +15,27 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     ``lessons`` short prompts teach a random model to say which result a statement asks for, before anything else.
     ``traces`` episodes of the oracle, each on a training instance of its own, are what the policy starts from; the
-    oracle writes the right operator with probability ``skill``. GRPO then takes ``steps`` updates on ``tasks_per_step``
+    oracle writes the right operator ``right`` times of nine. GRPO then takes ``steps`` updates on ``tasks_per_step``
     instances with ``group`` rollouts each. ``heldout`` instances, whose names occur in no training instance, are
-    attempted once each before the first update and after every ``eval_every``-th, with the same sampling as in
-    training; ``final_attempts`` times each at the end. ``concurrency`` counts episodes in flight.
+    attempted ``attempts`` times each before the first update and after the last, and once after every ``eval_every``-th
+    in between, with the same sampling as in training. ``concurrency`` counts episodes in flight.
     """
 
     seed: int = 0
     agent: str = "pi"
     variant: str = "bash"
-    lessons: int = 4800
-    traces: int = 192
-    skill: float = 0.3
-    sft_epochs: float = 5.0
+    lessons: int = 1200
+    traces: int = 72
+    right: int = 3
+    sft_epochs: float = 6.0
     sft_learning_rate: float = 3e-3
-    steps: int = 20
+    steps: int = 8
     tasks_per_step: int = 4
     group: int = 8
-    learning_rate: float = 3e-4
-    heldout: int = 24
-    eval_every: int = 5
-    final_attempts: int = 2
+    learning_rate: float = 2.0
+    heldout: int = 16
+    eval_every: int = 4
+    attempts: int = 2
     concurrency: int = 4
 
     def __post_init__(self) -> None:
@@ -43,7 +46,7 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
             "tasks_per_step",
             "heldout",
             "eval_every",
-            "final_attempts",
+            "attempts",
             "concurrency",
         ):
             if getattr(self, name) < 1:
@@ -53,3 +56,9 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"there are {self.traces} training instances for {self.tasks_per_step} per step.",
                 fix="Raise traces, or lower tasks_per_step.",
             )
+
+
+SHORT: Mapping[str, int] = MappingProxyType(
+    {"traces": 36, "steps": 5, "group": 6, "heldout": 12, "eval_every": 5, "attempts": 1}
+)
+"""Changes for a look in a few minutes: fewer recorded episodes, and updates that end before the policy has learned."""
