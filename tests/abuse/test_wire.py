@@ -275,14 +275,14 @@ async def test_ten_thousand_tools(port: Port) -> None:
     await wire.close()
 
 
-@pytest.mark.parametrize("port", [{"first_s": 0.5}], indirect=True)
+@pytest.mark.parametrize("port", [{"first_s": 2.0}], indirect=True)
 @pytest.mark.parametrize("data", [b"", b"POST /v1/chat", b"POST / HTTP/1.1\r\nHost: x\r\nX-A: a\r\n"])
 async def test_a_head_that_does_not_end(port: Port, data: bytes) -> None:
     """Slow-loris: the connection is closed, and others are served meanwhile."""
     silent = asyncio.create_task(port.raw(data))
     assert await port.works()
     assert await silent == b""
-    assert port.connections.turned_away == 1
+    assert port.connections.turned_away >= 1
 
 
 @pytest.mark.parametrize("port", [{"body_s": 0.5}], indirect=True)
@@ -304,6 +304,9 @@ async def test_idle_connections_are_bounded(port: Port) -> None:
     """A client that opens ever more connections loses its own oldest ones; one that is being served keeps its."""
     busy = await port.dial()
     await busy.send(CHAT, HI, port.auth(), cut=1)  # its handler waits for the last byte
+    async with asyncio.timeout(ENOUGH_S):
+        while not port.connections.serving_now:  # noqa: ASYNC110 (bounded)
+            await asyncio.sleep(0.01)
     silent = []
     for _ in range(300):
         silent.append(await asyncio.open_connection("127.0.0.1", port.number))

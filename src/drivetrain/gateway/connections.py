@@ -77,6 +77,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def serving_now(self) -> int:
+        """Requests that are being served."""
+        return sum(connection.serving for connection in self._open.values())
+
     def of(self, request: web.Request) -> Connection:
         """The connection a request came on."""
         if request.transport is None:  # gone while the request waited for its turn
