@@ -59,7 +59,7 @@ def train(
     ),
     threads: int | None = engines.THREADS,
     out_dir: Path | None = typer.Option(None, "--out", "-o", help="Save the trained model in this folder."),
-    short: bool = typer.Option(False, "--short", help=f"{QUICKSTART}: a few minutes, fewer episodes and updates."),
+    short: bool = typer.Option(False, "--short", help=f"{QUICKSTART}: a third of the episodes, half of the updates."),
     seed: int = typer.Option(42, help="Seed of the trainer."),
     json_output: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
@@ -73,7 +73,7 @@ def train(
     Example: drivetrain train -t pypi__xmltodict-0.14.2 -a pi -n 4 --steps 3 --variant small --out trained
 
     `drivetrain train --recipe quickstart --out FOLDER` needs no task, agent or model: a small policy imitates a
-    mediocre agent and is then trained on generated bugs through Pi, until it solves most held-out ones
+    mediocre agent and is then trained on generated bugs through Pi; what it learned is measured on held-out ones
     (docs/learning.md). Only --out, --seed, --short and --json apply.
     """
     require_trl()

@@ -84,15 +84,20 @@ def test_lessons_say_nothing_about_operators(tmp_path: Path) -> None:
     (task,) = tasks_from_rows([(row["instance_id"], row)]).tasks
     model = build_policy(tmp_path / "m", [first_reply(word, operator) for word in _WORDS for operator in WORDS], seed=0)
     tokenizer = Tokenizer.from_file(model.tokenizer_path)
-    lengths = set()
-    for lesson in reading_lessons(model, task, 24, 0):
+    recorded = tokenizer.encode(
+        "<|im_start|>system\nYou are an agent.<|im_end|>\n<|im_start|>user\nFix it.<|im_end|>\n"
+    )
+    lengths, heads = set(), set()
+    for lesson in reading_lessons(model, task, recorded, 24, 0):
         ids, labels = lesson["input_ids"], lesson["labels"]
         start = next(at for at, label in enumerate(labels) if label != IGNORED)
         hidden = [at for at in range(start, len(ids)) if labels[at] == IGNORED]
         assert [tokenizer.decode([ids[at]]).strip() in WORDS for at in hidden] == [True]
         assert tokenizer.decode([ids[hidden[0] - 1]]).strip() in _WORDS
         lengths.add(start)
+        heads.add(tokenizer.decode(ids[:start]).split("<|im_start|>user")[0])
     assert len(lengths) > 4  # where the word stands must not be learned
+    assert {""} < heads and max(map(len, heads)) > len("<|im_start|>system\nYou are an agent.<|im_end|>\n")
 
 
 def test_a_statement_of_another_kind_is_an_error() -> None:

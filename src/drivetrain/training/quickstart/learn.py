@@ -111,7 +111,8 @@ def learn(settings: QuickstartSettings, out: Path, tell: Progress) -> LearningRe
     taught = partial(
         fine_tune, model, out_dir=out / "sft", learning_rate=settings.sft_learning_rate, seed=settings.seed
     )
-    taught(list(reading_lessons(model, train[0], settings.lessons, settings.seed)), epochs=1.0, batch=8)
+    lessons = reading_lessons(model, train[0], rows[0].prompt_ids, settings.lessons, settings.seed)
+    taught(list(lessons), epochs=1.0, batch=8)
     losses = taught(sft_token_lines(rows), epochs=settings.sft_epochs, batch=8)
     clock.lap("imitate")
     tell(f"3/4 {settings.steps} GRPO steps, {settings.tasks_per_step} x {settings.group} episodes each")

@@ -24,7 +24,7 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     agent: str = "pi"
     variant: str = "bash"
-    lessons: int = 1200
+    lessons: int = 1600
     traces: int = 72
     right: int = 3
     sft_epochs: float = 6.0
@@ -59,6 +59,6 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHORT: Mapping[str, int] = MappingProxyType(
-    {"traces": 36, "steps": 5, "group": 6, "heldout": 12, "eval_every": 5, "attempts": 1}
+    {"traces": 36, "steps": 4, "group": 6, "heldout": 12, "eval_every": 4, "attempts": 1}
 )
-"""Changes for a look in a few minutes: fewer recorded episodes, and updates that end before the policy has learned."""
+"""Changes for a look in a few minutes: fewer episodes, and half of the updates."""
