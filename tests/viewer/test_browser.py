@@ -23,7 +23,9 @@ async def said(page: Page, words: str) -> None:
 
 
 async def search(page: Page, query: str, words: str) -> None:
-    await page.fill("#search", query)  # it searches by itself a moment later
+    await page.fill("#search", "")  # it searches by itself a moment later; what it said before must be gone
+    await expect(page.locator("#search-said")).to_be_empty()
+    await page.fill("#search", query)
     await said(page, words)
 
 
