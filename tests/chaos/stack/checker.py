@@ -202,11 +202,16 @@ def _check_row(case: _Case, row: dict[str, Any]) -> None:
         case.find("row_ids", where, "it names turns that are not in the journal")
         return
     chain = [session.by_id[number] for number in metadata["turns"]]
-    if chain != session.chain(chain[-1]):
+    try:
+        whole = chain == session.chain(chain[-1])
+        prompt, through = session.prompt(chain[0]), session.through(chain[-1])
+    except KeyError as missing:
+        case.find("row_ids", where, f"turn {missing}, which it goes back to, is not in the journal")
+        return
+    if not whole:
         case.find("row_ids", where, f"turns {metadata['turns']} are no chain")
         return
-    prompt = session.prompt(chain[0])
-    if row["prompt_ids"] != prompt or prompt + ids != session.through(chain[-1]):
+    if row["prompt_ids"] != prompt or prompt + ids != through:
         case.find("row_ids", where, "it does not hold the recorded ids")
         return
     left = list(mask)

@@ -121,13 +121,14 @@ def _copy(record: Record, turn: StoredTurn, reply: Any) -> None:
 def swap_two_commits(record: Record) -> None:
     first, second = record.inner, record.child(record.inner)
     query = "UPDATE turns SET seq = ? WHERE session_id = ? AND turn_id = ?"
-    record.sql(query, second.seq, first.session, first.id)
+    record.sql(query, -1, first.session, first.id)  # numbers are unique
     record.sql(query, first.seq, second.session, second.id)
+    record.sql(query, second.seq, first.session, first.id)
 
 
 def leave_a_gap(record: Record) -> None:
     turn = record.leaf
-    record.sql("UPDATE turns SET seq = seq + 1 WHERE session_id = ? AND turn_id = ?", turn.session, turn.id)
+    record.sql("UPDATE turns SET seq = seq + 1000 WHERE session_id = ? AND turn_id = ?", turn.session, turn.id)
 
 
 def say_something_else(record: Record) -> None:
