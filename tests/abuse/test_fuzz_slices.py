@@ -23,7 +23,7 @@ from tests.abuse.bodies import APIS, Api
 from tests.abuse.fuzzing import fuzzed
 from tests.abuse.mutate import mutations
 
-COUNT = int(os.environ.get("DRIVETRAIN_FUZZ", "300"))
+COUNT = int(os.environ.get("DRIVETRAIN_FUZZ", "100"))
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 KEYS = st.sampled_from(["messages", "a", "", "é", "\\", '"', "\u2028", "messages "])
 VALUES = st.recursive(
@@ -90,7 +90,7 @@ def _read(api: Api, path: str, body: bytes, memo: MessageMemo) -> tuple[str, Any
     return "read", (call.messages, call.keys, call.tools)
 
 
-@fuzzing(COUNT // 5)
+@fuzzing(COUNT // 2)
 @given(st.lists(st.tuples(st.integers(0, 2**32), mutations, st.sampled_from(APIS)), min_size=2, max_size=4))
 def test_a_decoder_that_remembers_reads_the_same(calls: list[Any]) -> None:
     """Calls of any APIs, in any order, each twice: in one memory that forgets now and then, and in none."""
