@@ -108,6 +108,8 @@ def learn(settings: QuickstartSettings, out: Path, tell: Progress) -> LearningRe
     clock.lap("record")
     tell("2/4 imitating them")
     rows = [row for result in recorded for row in result.rows]
+    if not rows:
+        raise ConfigError(f"no recorded episode left a row: {recorded[0].error or recorded[0].status}.")
     taught = partial(
         fine_tune, model, out_dir=out / "sft", learning_rate=settings.sft_learning_rate, seed=settings.seed
     )
