@@ -47,10 +47,10 @@ async def respond_json(request: web.Request, dialect: Dialect, call: Call, serve
         ConnectionError: the client is gone.
     """
     response = web.Response(body=dialect.encode(served.reply, call), content_type="application/json")
-    _flush_at_once(request)
+    _ready_to_write(request)
     await response.prepare(request)
     await response.write_eof()
-    _still_open(request)
+    _written(request)
     return response
 
 
@@ -98,28 +98,32 @@ async def respond_stream(
 
 
 async def _finish(request: web.Request, response: web.StreamResponse, events: Sequence[bytes]) -> web.StreamResponse:
-    _flush_at_once(request)
+    _ready_to_write(request)
     await response.write_eof(b"".join(events))
-    _still_open(request)
+    _written(request)
     return response
 
 
-def _flush_at_once(request: web.Request) -> None:
-    """From here on a write returns when the kernel has all of it, not when it is queued in this process."""
-    if request.transport is not None:
-        request.transport.set_write_buffer_limits(high=0)
+def _ready_to_write(request: web.Request) -> None:
+    """From here on a write returns when the kernel has all of it, not when it is queued in this process.
 
-
-def _still_open(request: web.Request) -> None:
-    """asyncio reports a failed write by closing the transport, not to the writer."""
+    Asked before the write and not after it: a client of one call reads the whole reply and closes at once.
+    """
     transport = request.transport
     if transport is None or transport.is_closing() or _hung_up(transport):
+        raise ConnectionResetError("the client is gone")
+    transport.set_write_buffer_limits(high=0)
+
+
+def _written(request: web.Request) -> None:
+    """asyncio reports a failed write by closing the transport, not to the writer."""
+    if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("the client is gone")
 
 
 def _hung_up(transport: asyncio.Transport) -> bool:
-    """Whether the client had closed before it could take what was just written; asyncio has not read that far yet, and
-    what it will read is an ordinary end, no reset."""
+    """Whether the client has closed, though asyncio has not read that far yet; what it will read is an ordinary end, no
+    reset."""
     connection = transport.get_extra_info("socket")
     if connection is None or not hasattr(select, "POLLRDHUP"):
         return False
