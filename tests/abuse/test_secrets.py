@@ -119,7 +119,8 @@ async def test_a_run_leaves_no_secret_anywhere(
         if secret.encode() in data
     ]
     assert found == []
-    assert sum(1 for _ in contents(done.run.path)) > 4 and len(log) > 20
+    assert sum(1 for _ in contents(done.run.path)) > 4
+    assert any(line.startswith("drivetrain.") for line in log)  # the log was listened to
 
 
 @pytest.mark.parametrize("body", [b'{"error": {"message": "Incorrect API key provided: %s"}}', b"who is %s?"])
