@@ -203,6 +203,8 @@ async def _serve_gateway(gateway: Gateway, journal: Path, listen: _Listen, keys:
             await server.listen_unix(listen.socket)
         tell(f"loading {gateway.engine.name}")
         await gateway.engine.start()
+        if (version := await gateway.continue_version()) is not None:
+            tell(f"the engine serves policy version {version}, as recorded before")
         scheme = "https" if tls else "http"
         out.print(f"harness {scheme}://{_in_url(listen.host)}:{bound}/v1", markup=False, highlight=False)
         out.print(f"admin {scheme}://{_in_url(listen.admin_host)}:{admin}/admin", markup=False, highlight=False)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from drivetrain.engines.identity import check_identity
-from drivetrain.engines.protocol import Engine, honoured_knobs
+from drivetrain.engines.protocol import Engine, VersionSettable, honoured_knobs
 from drivetrain.gateway.admission import Admission, GatewayLimits
 from drivetrain.gateway.delivery import Attempt, Flight, Served, request_digest
 from drivetrain.gateway.fence import Fence
@@ -104,6 +104,20 @@ class Gateway:
             tokenizer_sha256=codec.tokenizer.sha256 or "",
         )
         self._runner = TurnRunner(engine, codec, self.journal, self.fence, self._book)
+
+    async def continue_version(self) -> int | None:
+        """After a restart of the gateway alone: the engine goes on with the highest policy version that open sessions
+        recorded, and turns until the next ``resume`` are not stamped with an older one (design invariant 7).
+
+        Returns:
+            that version; None if the engine counts by itself, or already reports as high a one.
+        """
+        engine = self.engine
+        recorded = [turn.policy_version_end for each in self.sessions.open_sessions() for turn in each.graph]
+        if not recorded or max(recorded) <= engine.policy_version or not isinstance(engine, VersionSettable):
+            return None
+        await engine.set_policy_version(max(recorded))
+        return max(recorded)
 
     async def open_session(
         self,
