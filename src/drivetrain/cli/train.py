@@ -59,7 +59,7 @@ def train(
     ),
     threads: int | None = engines.THREADS,
     out_dir: Path | None = typer.Option(None, "--out", "-o", help="Save the trained model in this folder."),
-    short: bool = typer.Option(False, "--short", help=f"{QUICKSTART}: less than half of the episodes, half of the updates."),
+    short: bool = typer.Option(False, "--short", help=f"{QUICKSTART}: less than half of the episodes."),
     seed: int = typer.Option(42, help="Seed of the trainer."),
     json_output: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> None:
