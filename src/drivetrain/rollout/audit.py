@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from drivetrain.gateway.sessions import session_tag
+from drivetrain.journal.errors import JournalDamaged
 from drivetrain.journal.reader import JournalReader
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
@@ -33,6 +34,7 @@ def audit_run(run: RunDir, *, vocab_size: int | None = None) -> list[Audit]:
 
     Raises:
         ConfigError: the run has no readable journal although it made model calls.
+        JournalDamaged: the list of its sessions is damaged; a damaged session is a problem of its rollout.
     """
     results = run.results()
     if not any(result.session_id for result in results):
@@ -59,7 +61,7 @@ def _audit(
     problems = [] if result.session_id in known else [f"session {result.session_id} is not in the journal"]
     try:
         graph = reader.graph(result.session_id, session_tag(result.session_id))
-    except ValueError as error:
+    except (ValueError, JournalDamaged) as error:
         problems.append(f"the journal's turns are no graph: {error}")
         return Audit(rollout_id=result.rollout_id, turns=0, rows=0, trained_tokens=0, problems=problems)
     problems += [str(finding) for finding in check_graph(graph, vocab_size=vocab_size)]
