@@ -43,10 +43,11 @@ from swe_rl_env.tasks.model import SweTask
 _SAMPLES = 8
 """Episodes whose text the tokenizer is trained on, beside all replies: every word of those becomes one token."""
 
-_OPTIMIZER = {"optim": "sgd", "max_grad_norm": 0.08}
-"""Of GRPO. What the rollouts of a group write alike cancels in their advantages, and stays as it is. Adam divides by
-the size of the rest, momentum carries it on: with either the policy forgets in a few updates how to write the command.
-The norm is usually half of the bound; one lucky rollout of eight gives three times as much.
+_GRPO = {"optim": "sgd", "max_grad_norm": 0.08, "beta": 0.1}
+"""What the rollouts of a group write alike cancels in their advantages, and stays as it is. Adam divides by the size of
+the rest, momentum carries it on: with either the policy forgets in a few updates how to write the command. One broken
+command among eight can do the same, late, when failures are rare and count for much: hence the KL term. The norm is
+usually half of the bound; one lucky rollout of eight gives three times as much.
 """
 
 
@@ -221,7 +222,7 @@ def _reinforced(
             seed=settings.seed,
             callbacks=[curve],
             alarm=DeltaAlarm(),
-            settings=_OPTIMIZER,
+            settings=_GRPO,
             progress=_steps_only(tell),
         )
     return curve.points, report, run.results()

@@ -29,7 +29,7 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
     right: int = 3
     sft_epochs: float = 6.0
     sft_learning_rate: float = 3e-3
-    steps: int = 8
+    steps: int = 12
     tasks_per_step: int = 4
     group: int = 8
     learning_rate: float = 2.0
@@ -61,4 +61,4 @@ class QuickstartSettings(msgspec.Struct, frozen=True, kw_only=True):
 SHORT: Mapping[str, int] = MappingProxyType(
     {"traces": 36, "steps": 4, "group": 6, "heldout": 12, "eval_every": 4, "attempts": 1}
 )
-"""Changes for a look in a few minutes: fewer episodes, and half of the updates."""
+"""Changes for a look in a few minutes: fewer episodes, and a third of the updates."""
