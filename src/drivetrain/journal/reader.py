@@ -79,11 +79,20 @@ class JournalReader:
             return None if row is None else self._session(row)
 
     def graph(self, session_id: str, session_tag: str) -> TraceGraph:
-        """The turn graph of a session, rebuilt from its committed turns."""
+        """The turn graph of a session, rebuilt from its committed turns.
+
+        Raises:
+            JournalDamaged: a turn is not what was written, or one that another builds on is missing.
+        """
         graph = TraceGraph(session_tag)
         with self._connect() as db:
             for turn in read_turns(db, session_id, self.path, checked=self._checked):
-                graph.add(turn)
+                try:
+                    graph.add(turn)
+                except ValueError as error:
+                    raise JournalDamaged(
+                        self.path, f"the turns of session {session_id} are no graph: {error}"
+                    ) from error
         return graph
 
     def events(self, session_id: str) -> list[StoredEvent]:

@@ -9,6 +9,7 @@ import msgspec
 
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.sessions import session_tag
+from drivetrain.journal.errors import JournalDamaged
 from drivetrain.journal.reader import JournalReader, StoredEvent, StoredSession
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
@@ -48,9 +49,9 @@ def load_document(run: RunDir, rollout_id: str, tokenizer: Tokenizer | None) -> 
     reader = JournalReader(run.journal)
     try:
         graph = reader.graph(session.id, session_tag(session.id))
-    except ValueError as error:
+    except JournalDamaged as error:
         raise ConfigError(
-            f"the turns of session {session.id} in {run.journal} are no graph: {error}.",
+            error.what,
             fix="The journal is damaged; `drivetrain trace check` says which rollouts are whole.",
         ) from error
     return _with_session(run, reader, session, graph, rollout_id, result, tokenizer)

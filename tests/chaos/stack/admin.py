@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import aiohttp
 
 _AGAIN_S = 0.3
+_PATIENCE_S = 400.0
 
 
 class Admin:
@@ -23,15 +25,23 @@ class Admin:
         await self._session.close()
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of the first answer that is no 5xx."""
-        while True:
+        """Status and JSON of the first answer that is no 5xx.
+
+        Raises:
+            RuntimeError: there was none for ``_PATIENCE_S`` seconds.
+        """
+        until = time.monotonic() + _PATIENCE_S
+        status = 0
+        while time.monotonic() < until:
             try:
                 async with self._session.request(method, f"{self._url}{path}", json=body) as reply:
-                    if reply.status < 500:
-                        return reply.status, await reply.json()
+                    status = reply.status
+                    if status < 500:
+                        return status, await reply.json()
             except (aiohttp.ClientError, TimeoutError):
                 pass
             await asyncio.sleep(_AGAIN_S)
+        raise RuntimeError(f"{method} {path} has had no answer but {status or 'silence'} for {_PATIENCE_S:g} s")
 
     async def try_once(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and JSON; status 0 when there was no answer."""

@@ -137,6 +137,7 @@ async def _settle(stage: Stage) -> None:
 
 async def _shut(stage: Stage) -> list[Finding]:
     """Seal what is open, keep some rows as the gateway has them, end the gateway in order."""
+    found = []
     _, answer = await stage.admin.ask("GET", "/sessions")
     for session in answer["sessions"]:
         if session["state"] == "open":
@@ -144,11 +145,14 @@ async def _shut(stage: Stage) -> list[Finding]:
     with stage.plan.live_rows.open("w") as file:
         for session in answer["sessions"][:: max(1, len(answer["sessions"]) // _LIVE_SESSIONS)]:
             name = session["session_id"]
-            _, rows = await stage.admin.ask("GET", f"/sessions/{name}/rows")
-            file.write(json.dumps({"session": name, "rows": rows["rows"]}) + "\n")
+            status, rows = await stage.admin.try_once("GET", f"/sessions/{name}/rows")
+            if status == 200:
+                file.write(json.dumps({"session": name, "rows": rows["rows"]}) + "\n")
+            else:
+                found.append(Finding("unreadable", name, f"the gateway answers {status} when asked for its rows"))
     stage.gateway.signal(signal.SIGTERM)
     code = await stage.gateway.wait(_PATIENCE_S)
-    return [] if code == 0 else [Finding("shutdown", "gateway", f"it ended with {code} after SIGTERM")]
+    return found if code == 0 else [*found, Finding("shutdown", "gateway", f"it ended with {code} after SIGTERM")]
 
 
 def main() -> None:
