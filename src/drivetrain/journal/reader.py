@@ -85,14 +85,13 @@ class JournalReader:
             JournalDamaged: a turn is not what was written, or one that another builds on is missing.
         """
         graph = TraceGraph(session_tag)
-        with self._connect() as db:
-            for turn in read_turns(db, session_id, self.path, checked=self._checked):
-                try:
+        try:
+            with self._connect() as db:
+                for turn in read_turns(db, session_id, self.path, checked=self._checked):
                     graph.add(turn)
-                except ValueError as error:
-                    raise JournalDamaged(
-                        self.path, f"the turns of session {session_id} are no graph: {error}"
-                    ) from error
+        except ValueError as error:
+            what = f"the turns of session {session_id} are no graph: {error}"
+            raise JournalDamaged(self.path, what) from error
         return graph
 
     def events(self, session_id: str) -> list[StoredEvent]:

@@ -61,8 +61,8 @@ def _audit(
     problems = [] if result.session_id in known else [f"session {result.session_id} is not in the journal"]
     try:
         graph = reader.graph(result.session_id, session_tag(result.session_id))
-    except (ValueError, JournalDamaged) as error:
-        problems.append(f"the journal's turns are no graph: {error}")
+    except JournalDamaged as error:
+        problems.append(str(error))
         return Audit(rollout_id=result.rollout_id, turns=0, rows=0, trained_tokens=0, problems=problems)
     problems += [str(finding) for finding in check_graph(graph, vocab_size=vocab_size)]
     problems += [str(finding) for finding in selection.check(graph, result.agent, result.rows)]
