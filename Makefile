@@ -1,4 +1,4 @@
-.PHONY: help setup assets engine browser demo test test-vllm lint bench oracle clean
+.PHONY: help setup assets engine browser demo test fuzz test-vllm chaos lint bench oracle clean
 
 help: ## Say what there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
