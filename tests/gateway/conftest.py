@@ -43,6 +43,7 @@ class Rig(msgspec.Struct):
     server: GatewayServer
     port: int
     journal: Path
+    clients: list[AsyncOpenAI] = []
 
     @property
     def url(self) -> str:
@@ -51,7 +52,9 @@ class Rig(msgspec.Struct):
     async def session(self, **policy: Any) -> tuple[Session, AsyncOpenAI]:
         """An open session and an SDK client that holds its key; the client never retries."""
         session, key = await self.gateway.open_session(SessionPolicy(model="policy", **policy))
-        return session, AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        client = AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        self.clients.append(client)
+        return session, client
 
 
 StartRig = Callable[..., Awaitable[Rig]]
@@ -60,7 +63,7 @@ StartRig = Callable[..., Awaitable[Rig]]
 @pytest.fixture
 async def start_rig(tmp_path: Path, tiny_model: ModelDir, codec: TokenCodec) -> AsyncIterator[StartRig]:
     """Start gateways; give reply lines for a scripted engine, or an engine."""
-    running: list[GatewayServer] = []
+    running: list[Rig] = []
 
     async def start(
         lines: Any = (), *, engine: Engine | None = None, patience: Patience | None = None, journal: Path | None = None
@@ -68,9 +71,13 @@ async def start_rig(tmp_path: Path, tiny_model: ModelDir, codec: TokenCodec) -> 
         path = journal or tmp_path / (f"journal{len(running)}.sqlite" if running else "journal.sqlite")
         used = engine or ScriptedEngine.from_lines(lines, tiny_model, then="done")
         server = GatewayServer(Gateway(used, codec, path, model="policy"), patience=patience)
-        running.append(server)
-        return Rig(server.gateway, server, await server.listen_tcp(0), path)
+        rig = Rig(server.gateway, server, -1, path)
+        running.append(rig)
+        rig.port = await server.listen_tcp(0)
+        return rig
 
     yield start
-    for server in running:
-        await server.aclose()
+    for rig in running:
+        await rig.server.aclose()
+        for client in rig.clients:  # one that is forgotten closes itself in the loop of a later test
+            await client.close()
