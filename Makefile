@@ -26,7 +26,7 @@ lint: setup ## ruff, mypy, import-linter.
 	.venv/bin/lint-imports
 
 test: lint assets engine browser ## Set up, then all checks and tests.
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist worksteal
+	scripts/run-tests
 
 fuzz: setup ## 10,000 hostile inputs for each API (docs/security.md).
 	DRIVETRAIN_FUZZ=10000 OMP_NUM_THREADS=1 .venv/bin/python -m pytest -s --timeout 0 tests/abuse/test_fuzz_dialects.py tests/abuse/test_fuzz_slices.py
