@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -34,17 +34,34 @@ class OpenRequest(msgspec.Struct, forbid_unknown_fields=True):
     session_id: str | None = None
 
 
-def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
-    """Open, list, read and seal sessions, work the fence: trainer scope. Revoke or replace a session's key: admin."""
-    errors = OpenAIChat()
+class AdminPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Routes that share the admin surface with the gateway's own.
 
-    def require(request: web.Request, scope: AdminScope) -> None:
-        keys.require(read_key(request.headers, request.query), scope)
+    ``routes`` need a key of the surface (trainer scope). ``public`` are paths among them that are served to whoever
+    reaches the port: nothing that is secret or recorded may be in what they answer. ``context`` runs while the surface
+    is served (aiohttp's ``cleanup_ctx``).
+    """
+
+    routes: tuple[web.RouteDef, ...]
+    public: frozenset[str] = frozenset()
+    context: Callable[[web.Application], AsyncIterator[None]] | None = None
+
+
+def guarded_app(keys: AdminKeys, parts: Iterable[AdminPart]) -> web.Application:
+    """An application of parts behind the keys of the admin surface; errors have the shape of OpenAI's."""
+    parts = tuple(parts)
+    errors = OpenAIChat()
+    public = frozenset().union(*(part.public for part in parts))
+
+    def is_public(request: web.Request) -> bool:
+        resource = request.match_info.route.resource
+        return resource is not None and resource.canonical in public
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            require(request, "trainer")
+            if not is_public(request):
+                _require(keys, request, "trainer")
             return await handler(request)
         except Refusal as refusal:
             return error_response(refusal, errors)
@@ -56,6 +73,26 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
             raise  # the client is gone
         except Exception as error:
             return error_response(report(error, f"{request.method} {request.path}"), errors)
+
+    app = web.Application(middlewares=[guard])
+    for part in parts:
+        app.add_routes(part.routes)
+        if part.context is not None:
+            app.cleanup_ctx.append(part.context)
+    return app
+
+
+def admin_app(gateway: Gateway, keys: AdminKeys, parts: Iterable[AdminPart] = ()) -> web.Application:
+    """Open, list, read and seal sessions, work the fence: trainer scope. Revoke or replace a session's key: admin.
+
+    Args:
+        gateway: whose surface it is.
+        keys: what opens it.
+        parts: what else is served there.
+    """
+
+    def require(request: web.Request, scope: AdminScope) -> None:
+        _require(keys, request, scope)
 
     async def open_session(request: web.Request) -> web.Response:
         try:
@@ -115,7 +152,7 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
             }
         )
 
-    app = web.Application(middlewares=[guard])
+    app = guarded_app(keys, parts)
     app.router.add_post("/admin/sessions", open_session)
     app.router.add_get("/admin/sessions", list_sessions)
     app.router.add_get("/admin/sessions/{id}", show_session)
@@ -128,6 +165,10 @@ def admin_app(gateway: Gateway, keys: AdminKeys) -> web.Application:
     app.router.add_get("/admin/health", health)
     app.router.add_routes(fence_routes(gateway))
     return app
+
+
+def _require(keys: AdminKeys, request: web.Request, scope: AdminScope) -> None:
+    keys.require(read_key(request.headers, request.query), scope)
 
 
 def _labels(names: Sequence[str]) -> frozenset[Label]:

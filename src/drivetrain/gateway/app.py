@@ -22,7 +22,7 @@ from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.provenance import read_user_agent
 from drivetrain.gateway.redact import redact_body
 from drivetrain.gateway.refusal import Refusal
-from drivetrain.gateway.respond import SESSION, defect_of, error_response, respond_json, respond_stream
+from drivetrain.gateway.respond import REFUSED, SESSION, defect_of, error_response, respond_json, respond_stream
 from drivetrain.gateway.sessions import Session
 from drivetrain.messages import Call
 from drivetrain.trace.origin import read_origin
@@ -46,6 +46,7 @@ def harness_app(
     app = web.Application(middlewares=[_refusals, _authenticator(gateway)])
     app[CONNECTIONS] = Connections() if connections is None else connections
     app[_BODY_S] = body_s
+    app[REFUSED] = gateway.refused
     shared: dict[tuple[str, str, Action], list[Dialect]] = {}
     for dialect in DIALECTS:
         for route in dialect.routes:
@@ -164,6 +165,7 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
         return _nobody(request)
     except Exception as error:
         refusal = defect_of(request, error)
+    request.app[REFUSED][refusal.code] += 1
     return error_response(refusal, choose(request.path, request.headers))
 
 
@@ -198,6 +200,7 @@ def _expectation(gateway: Gateway) -> Callable[[web.Request], Awaitable[web.Stre
             if (request.content_length or 0) > session.policy.max_body_bytes:
                 raise _too_large(session.policy.max_body_bytes)
         except Refusal as refusal:
+            gateway.refused[refusal.code] += 1
             return error_response(refusal, choose(request.path, request.headers))
         if request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

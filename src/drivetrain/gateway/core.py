@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from drivetrain.gateway.knobs import check_supported
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.provenance import ProvenanceBook
 from drivetrain.gateway.redact import guarded_logger
-from drivetrain.gateway.refusal import Refusal
+from drivetrain.gateway.refusal import Refusal, RefusalCode
 from drivetrain.gateway.sessions import Session, SessionStore
 from drivetrain.gateway.turn import TurnRunner
 from drivetrain.journal.writer import Journal, JournalError
@@ -55,6 +56,7 @@ class Gateway:
     Attributes:
         fence: close it while weights change.
         admission: the requests that its servers are serving.
+        refused: requests of harnesses that were refused since the start, by code.
 
     Raises:
         JournalDamaged: a record of the journal is not what was written to it.
@@ -82,6 +84,7 @@ class Gateway:
         self.model = model
         self.limits = limits or GatewayLimits()
         self.admission = Admission(self.limits)
+        self.refused: Counter[RefusalCode] = Counter()
         self.journal = Journal(
             journal_path, patience_s=self.limits.journal_patience_s, max_bytes=self.limits.max_journal_bytes
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import select
+from collections import Counter
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -13,13 +14,15 @@ from drivetrain.gateway.core import Ticket
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.dialects.base import Dialect
 from drivetrain.gateway.patience import Patience
-from drivetrain.gateway.refusal import Refusal
+from drivetrain.gateway.refusal import Refusal, RefusalCode
 from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.unexpected import report
 from drivetrain.messages import Call
 
 SESSION = web.RequestKey("session", Session)
 """Whose request it is, once its key was checked."""
+REFUSED = web.AppKey("refused", Counter[RefusalCode])
+"""Requests that an application refused, by code."""
 
 
 def defect_of(request: web.Request, error: Exception) -> Refusal:
@@ -86,9 +89,11 @@ async def respond_stream(
             served = task.result()
             events = dialect.events(served.reply, call, opened=True)
         except Refusal as refusal:
+            request.app[REFUSED][refusal.code] += 1
             return await _finish(request, response, dialect.error_events(refusal, ticket.reply_id, call)), None
         except Exception as error:
             defect = defect_of(request, error)
+            request.app[REFUSED][defect.code] += 1
             return await _finish(request, response, dialect.error_events(defect, ticket.reply_id, call)), None
         return await _finish(request, response, events), served
     finally:

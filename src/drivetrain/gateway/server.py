@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from drivetrain.errors import ConfigError
-from drivetrain.gateway.admin import admin_app
+from drivetrain.gateway.admin import AdminPart, admin_app
 from drivetrain.gateway.admission import Admission
 from drivetrain.gateway.app import CONNECTIONS, harness_app
 from drivetrain.gateway.bind import Tls, bind, check_address
@@ -81,10 +82,11 @@ class GatewayServer:
         host: str = "127.0.0.1",
         *,
         trainer_key: str = "",
+        parts: Iterable[AdminPart] = (),
         tls: Tls | None = None,
         allow_public: bool = False,
     ) -> int:
-        """Serve the admin surface under its own keys. Returns the port.
+        """Serve the admin surface, and the ``parts`` that share it, under its own keys. Returns the port.
 
         Raises:
             ConfigError: it is served already, or see :class:`~drivetrain.gateway.keys.AdminKeys`,
@@ -94,7 +96,7 @@ class GatewayServer:
             raise ConfigError("the admin surface is served already.", fix="Call listen_admin once.")
         keys = AdminKeys(admin_key, trainer_key)
         check_address(host, tls=tls, allow_public=allow_public, keys=keys)
-        admin = web.AppRunner(admin_app(self.gateway, keys), access_log=None, shutdown_timeout=1.0, logger=_log)
+        admin = web.AppRunner(admin_app(self.gateway, keys, parts), access_log=None, shutdown_timeout=1.0, logger=_log)
         await admin.setup()
         try:
             bound = await bind(admin, host, port, tls)

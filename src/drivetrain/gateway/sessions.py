@@ -148,6 +148,8 @@ class SessionStore:
         self._sealed: dict[str, SealedSession] = {}
         self._sealed_digests: set[bytes] = set()
         self._in_use: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        self.on_sealed: list[Callable[[Session], None]] = []
+        """Who is told of a session at its end, while its turns are still in memory; must not raise."""
 
     def __iter__(self) -> Iterator[Session]:
         """The open ones, then those that are sealed, each read from the journal unless somebody still uses it."""
@@ -158,6 +160,10 @@ class SessionStore:
     def open_sessions(self) -> list[Session]:
         """Those that are not sealed."""
         return list(self._open.values())
+
+    def by_state(self) -> dict[SessionState, int]:
+        """How many sessions there are."""
+        return {"open": len(self._open), "sealed": len(self._sealed)}
 
     def recover(self) -> int:
         """Load what the journal holds, so that the same keys continue after a crash; returns the number of sessions.
@@ -260,6 +266,8 @@ class SessionStore:
             session.memo.clear()
             self._let_go(session)
             self._keep_sealed(session_id, SealedSession(session.key_digest, msgspec.json.encode(summary_of(session))))
+            for tell in self.on_sealed:
+                tell(session)
             await self._journal.seal_session(session_id)
         return session
 
