@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from swe_rl_agent import bundle_fetch
+from swe_rl_env.building.image import _files
 from swe_rl_env.errors import BuildError, PatchRejected
 from swe_rl_env.sources.unpack import read_archive
 from swe_rl_env.work.patch import PatchLimits, _git_folder, _read_tree
@@ -68,6 +69,16 @@ def test_hard_links_repeat_a_file_of_a_checkout() -> None:
     assert error.value.reason == "workspace_too_large"
     files, _ = _read_tree(archive(("one", b"x" * 100_000), *links[:5]), {}, PatchLimits(tree_bytes=MB))
     assert len(files) == 6
+
+
+def test_hard_links_and_sparse_files_of_an_images_checkout() -> None:
+    links = [(f"copy{number}", (tarfile.LNKTYPE, "one")) for number in range(50)]
+    assert len(_files(archive(("one", b"x" * 100_000), *links[:9]), MB)) == 10
+    for bomb in (archive(("one", b"x" * 100_000), *links), archive(sparse("big", 1 << 32))):
+        with pytest.raises(BuildError, match=f"unpacks to more than {MB} bytes"):
+            _files(bomb, MB)
+    with pytest.raises(BuildError, match="cannot be read"):
+        _files(archive(("copy", (tarfile.LNKTYPE, "nowhere"))), MB)
 
 
 def test_a_sparse_file_of_a_git_folder_is_not_looked_at() -> None:

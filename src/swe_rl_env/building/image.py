@@ -125,16 +125,32 @@ def _store(task: SweTask, tar: bytes, root: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _files(tar: bytes) -> dict[bytes, tuple[str, bytes]]:
+def _files(tar: bytes, limit: int = _TREE_BYTES) -> dict[bytes, tuple[str, bytes]]:
+    """The files of a checkout as path -> (git mode, content), ``limit`` bytes together.
+
+    Raises:
+        BuildError: it is no archive, or unpacks to more: hard links repeat a file, sparse files say zeros.
+    """
     files: dict[bytes, tuple[str, bytes]] = {}
-    with tarfile.open(fileobj=io.BytesIO(tar), mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
-        for member in archive:
-            name = posixpath.normpath(member.name)
-            if ".git" in name.split("/"):
-                continue
-            path = name.encode("utf-8", "surrogateescape")
-            if member.issym():
-                files[path] = (MODE_LINK, member.linkname.encode("utf-8", "surrogateescape"))
-            elif (stream := archive.extractfile(member) if not member.isdir() else None) is not None:
-                files[path] = (MODE_EXEC if member.mode & 0o100 else MODE_FILE, stream.read())
+    held = 0
+    try:
+        with tarfile.open(fileobj=io.BytesIO(tar), mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+            for member in archive:
+                name = posixpath.normpath(member.name)
+                if ".git" in name.split("/"):
+                    continue
+                path = name.encode("utf-8", "surrogateescape")
+                if member.issym():
+                    files[path] = (MODE_LINK, member.linkname.encode("utf-8", "surrogateescape"))
+                    continue
+                within = not member.isdir() and held + member.size <= limit
+                stream = archive.extractfile(member) if within else None
+                data = stream.read() if stream is not None else b""
+                held += max(len(data), member.size)
+                if held > limit:
+                    raise BuildError(f"The image's checkout unpacks to more than {limit} bytes.")
+                if stream is not None:
+                    files[path] = (MODE_EXEC if member.mode & 0o100 else MODE_FILE, data)
+    except (tarfile.TarError, KeyError) as error:
+        raise BuildError(f"The archive of the image's checkout cannot be read: {error}.") from error
     return files
