@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -34,6 +35,8 @@ from swe_rl_env.work.workspace import Workspace, open_workspace
 _log = logging.getLogger(__name__)
 _TRUNCATED = ("max_turns", "deadline", "length")
 _CLOSING_S = 600.0
+Phase = Literal["starting", "agent", "grading"]
+"""What a rollout that has begun is at: its sandbox is made ready, its agent works, its work is graded."""
 
 
 class EpisodeRunner:
@@ -51,6 +54,7 @@ class EpisodeRunner:
 
     Attributes:
         guard: counts the sampled tokens of finished rollouts; whoever runs many of them checks it.
+        running: what each rollout that has begun and not ended is at, by its id.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class EpisodeRunner:
         self._socket = gateway_socket
         self._selection = selection or Selection(train_labels=config.train_labels)
         self.guard = MaskGuard(config.max_masked_fraction)
+        self.running: dict[str, Phase] = {}
 
     @property
     def gateway(self) -> Gateway | None:
@@ -84,6 +89,7 @@ class EpisodeRunner:
         """Run, grade and record one rollout."""
         started = time.monotonic()
         result = _Draft(spec)
+        self.running[spec.rollout_id] = "starting"
         try:
             if spec.agent in AGENTS:
                 await self._reference(spec, result)
@@ -94,6 +100,8 @@ class EpisodeRunner:
         except Exception as error:  # a defect in one rollout must not take the others down (case row F8)
             _log.exception("rollout %s failed unexpectedly", spec.rollout_id)
             result.fail("infra_error", f"{type(error).__name__}: {error}")
+        finally:
+            self.running.pop(spec.rollout_id, None)
         result.timings["total"] = time.monotonic() - started
         finished = result.finish(self._selection)
         self._run.append(finished)
@@ -106,6 +114,7 @@ class EpisodeRunner:
         built = self._tasks[spec.task_id]
         workspace = await self._workspace(built, spec, "none", ())
         try:
+            self.running[spec.rollout_id] = "agent"
             await AGENTS[spec.agent](workspace, built)
             await self._grade(workspace, built, spec, result)
         finally:
@@ -131,6 +140,7 @@ class EpisodeRunner:
             clock = time.monotonic()
             workspace = await self._workspace(built, spec, "gateway", harness.mounts())
             result.timings["workspace"] = time.monotonic() - clock
+            self.running[spec.rollout_id] = "agent"
             outcome = await self._harness(harness, workspace, built, key)
             await self._gateway.seal_session(session.id)
             await self._gateway.note_config_hashes(session.id, {"harness_config": outcome.config_sha256})
@@ -173,6 +183,7 @@ class EpisodeRunner:
         )
 
     async def _grade(self, workspace: Workspace, built: BuiltTask, spec: EpisodeSpec, result: _Draft) -> None:
+        self.running[spec.rollout_id] = "grading"
         patch, grade = await grade_workspace(
             workspace, built, self._backend, labels={"role": "grader", "group": str(spec.group)}
         )
