@@ -167,6 +167,33 @@ async def test_so_many_sessions_are_open(tiny_model: ModelDir, codec: TokenCodec
         assert sorted(session["state"] for session in listed) == ["open", "open", "sealed"]
 
 
+async def test_open_sessions_hold_so_much_together(tiny_model: ModelDir, codec: TokenCodec, tmp_path: Path) -> None:
+    """Beyond it none is opened, also after a restart; those that are open go on, and one that is sealed makes room."""
+    async with Running(tiny_model, codec, tmp_path / "j.sqlite", max_retained_bytes=15_000) as running:
+        store = running.gateway.sessions
+        first, headers = await running.open()
+        second, others = await running.open()
+        assert (await running.post(headers, "openai_chat", "x" * 2000))[0] == 200
+        assert 2000 < store.retained_bytes < 15_000  # a byte, its token and its log-prob: nine bytes a letter
+        await running.open()
+        assert (await running.post(others, "openai_chat", "y" * 2000))[0] == 200
+        assert store.retained_bytes == first.retained_bytes + second.retained_bytes
+        with pytest.raises(Refusal, match="no session is opened") as caught:
+            await running.open()
+        assert (caught.value.code, caught.value.status, caught.value.retry_after_s) == ("overloaded", 503, 10)
+        assert (await running.post(headers, "anthropic", "z" * 2000))[0] == 200, "an open session goes on"
+    async with Running(tiny_model, codec, tmp_path / "j.sqlite", max_retained_bytes=15_000) as again:
+        url = f"http://127.0.0.1:{await again.server.listen_admin(0, 'a' * 40)}/admin/sessions"
+        async with aiohttp.ClientSession(headers={"Authorization": "Bearer " + "a" * 40}) as http:
+            async with http.post(url, json={}) as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
+                assert (await answer.json())["error"]["code"] == "overloaded"
+            await again.gateway.seal_session(first.id)
+            assert again.gateway.sessions.retained_bytes == second.retained_bytes
+            async with http.post(url, json={}) as answer:
+                assert answer.status == 201
+
+
 async def test_the_journal_has_a_largest_size(tmp_path: Path) -> None:
     """No session is opened near the limit; at the limit nobody waits, because waiting does not help."""
     journal = Journal(tmp_path / "j.sqlite", max_bytes=1 << 20)

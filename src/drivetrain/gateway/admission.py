@@ -22,13 +22,17 @@ _GIB = 1 << 30
 class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a whole gateway; None = no limit. Those of one session are in its policy.
 
-    ``max_sessions`` open at once (429 for whoever opens one more). ``max_requests`` being served, and
-    ``max_body_bytes`` of the bodies of these together (503). ``max_journal_bytes`` of the journal file: from 90 % on no
-    session can be opened, and what does not fit is refused (503). ``journal_patience_s``: how long calls wait for a
-    journal that takes nothing because the disk is full, before they are refused (503).
+    ``max_sessions`` open at once (429 for whoever opens one more). ``max_retained_bytes`` of the turns of all open
+    sessions: from there on none can be opened (503) until others are sealed, and those that are open go on; counted as
+    :func:`~drivetrain.gateway.limits.retained_bytes` does, so that the process has about twice as much.
+    ``max_requests`` being served, and ``max_body_bytes`` of the bodies of these together (503). ``max_journal_bytes``
+    of the journal file: from 90 % on no session can be opened, and what does not fit is refused (503).
+    ``journal_patience_s``: how long calls wait for a journal that takes nothing because the disk is full, before they
+    are refused (503).
     """
 
     max_sessions: int | None = 4096
+    max_retained_bytes: int | None = 8 * _GIB
     max_requests: int | None = 4096
     max_body_bytes: int | None = _GIB
     max_journal_bytes: int | None = 64 * _GIB

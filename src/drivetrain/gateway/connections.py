@@ -10,6 +10,8 @@ from typing import Protocol
 
 from aiohttp import web
 
+from drivetrain.gateway.descriptors import connections_within
+
 
 class Load(Protocol):
     """Something that was handed over to a connection to the last byte."""
@@ -107,7 +109,7 @@ class Connections:
         """Learn how connections of ``server`` begin and end: aiohttp tells its server object, and nobody else, the
         reason."""
         made, lost = server.connection_made, server.connection_lost
-        most = self._most or max(32, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4)
+        most = self._most or connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
         def connection_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
             made(handler, transport)

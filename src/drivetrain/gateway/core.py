@@ -93,6 +93,7 @@ class Gateway:
             self.journal,
             lambda: self.fence.paused_s + self.journal.blocked_s,
             most_open=self.limits.max_sessions,
+            most_retained=self.limits.max_retained_bytes,
         )
         try:
             self.recovered = self.sessions.recover()

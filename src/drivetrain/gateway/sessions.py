@@ -135,14 +135,21 @@ class SessionStore:
         journal: where sessions and turns are committed.
         paused_s: seconds so far during which no call could be served; they count against no session's wall clock.
         most_open: sessions that may be open at once; None = no limit.
+        most_retained: bytes of turns of open sessions from which on no other is opened; None = no limit.
     """
 
     def __init__(
-        self, journal: Journal, paused_s: Callable[[], float] = lambda: 0.0, *, most_open: int | None = None
+        self,
+        journal: Journal,
+        paused_s: Callable[[], float] = lambda: 0.0,
+        *,
+        most_open: int | None = None,
+        most_retained: int | None = None,
     ) -> None:
         self._journal = journal
         self._paused_s = paused_s
         self._most_open = most_open
+        self._most_retained = most_retained
         self._open: dict[str, Session] = {}
         self._by_digest: dict[bytes, Session] = {}
         self._sealed: dict[str, SealedSession] = {}
@@ -164,6 +171,11 @@ class SessionStore:
     def by_state(self) -> dict[SessionState, int]:
         """How many sessions there are."""
         return {"open": len(self._open), "sealed": len(self._sealed)}
+
+    @property
+    def retained_bytes(self) -> int:
+        """Of the turns of all open sessions. A sum over them, so that a turn pays for its own session's only."""
+        return sum(session.retained_bytes for session in self._open.values())
 
     def recover(self) -> int:
         """Load what the journal holds, so that the same keys continue after a crash; returns the number of sessions.
@@ -214,13 +226,20 @@ class SessionStore:
 
         Raises:
             ConfigError: ``session_id`` is taken.
-            Refusal: as many sessions are open as may be.
+            Refusal: as many sessions are open as may be, or they hold as much as they may.
             JournalError: it could not be recorded.
         """
         if self._most_open is not None and len(self._open) >= self._most_open:
             raise Refusal(
                 "too_many_sessions",
                 f"{len(self._open)} sessions are open.",
+                fix="Seal sessions whose rollout has ended, or allow more.",
+                retry_after_s=10,
+            )
+        if self._most_retained is not None and (held := self.retained_bytes) >= self._most_retained:
+            raise Refusal(
+                "overloaded",
+                f"the turns of open sessions take {held} bytes; from {self._most_retained} on no session is opened.",
                 fix="Seal sessions whose rollout has ended, or allow more.",
                 retry_after_s=10,
             )
