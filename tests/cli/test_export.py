@@ -149,7 +149,7 @@ def test_rows_and_parquet_hold_the_stored_rows(run: RunDir, tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     assert read_parquet(tmp_path / "x" / "rows.parquet") == plain
     assert [(item.rollout_id, item.status) for item in plain][-1] == ("dead", "infra_error")
-    assert "1 rollouts have no row" in done.output
+    assert "1 rollouts without rows" in done.output
 
 
 @pytest.mark.parametrize("form", FORMATS)

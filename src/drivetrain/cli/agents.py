@@ -20,6 +20,8 @@ def ls(json_output: bool = typer.Option(False, "--json", help="Print as JSON."))
     """Every agent that is built in: version, API, variants, its bundle if it is built, the oldest glibc that runs it.
 
     What the tests say about each is in docs/agents.md. Give a preset file of your own wherever an agent is named.
+
+    Example: drivetrain agents ls --json
     """
     lines = [_line(preset, _built(preset)) for preset in map(get_preset, list_agents())]
     if json_output:

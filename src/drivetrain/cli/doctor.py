@@ -36,6 +36,8 @@ def doctor(json_output: bool = typer.Option(False, "--json", help="Print the rep
     """Check what this machine offers: Python, Node, git, bubblewrap (by starting a sandbox), extras, the model.
 
     Exits with 1 when something that every rollout needs is missing.
+
+    Example: drivetrain doctor --json
     """
     checks = [check() for check in _CHECKS]
     if json_output:

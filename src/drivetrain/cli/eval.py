@@ -14,6 +14,8 @@ import msgspec
 import typer
 
 from drivetrain.cli import task_options as options
+from drivetrain.cli.completion import agents as complete_agents
+from drivetrain.cli.completion import tasks as complete_tasks
 from drivetrain.cli.console import out, print_json, tell
 from drivetrain.cli.task_options import TaskChoice, make_filters
 from drivetrain.errors import ConfigError
@@ -28,8 +30,12 @@ _NETWORKS = ("model_only", "open")
 
 
 def eval_(
-    agent: str = typer.Option(..., "--agent", "-a", help="Agent to evaluate, or oracle or noop."),
-    task: list[str] = typer.Option([], "--tasks", "--task", "-t", help="Task id, may be repeated; or `all`."),
+    agent: str = typer.Option(
+        ..., "--agent", "-a", help="Agent to evaluate, or oracle or noop.", autocompletion=complete_agents
+    ),
+    task: list[str] = typer.Option(
+        [], "--tasks", "--task", "-t", help="Task id, may be repeated; or `all`.", autocompletion=complete_tasks
+    ),
     base_url: str = typer.Option("", "--base-url", help="Model endpoint, without /v1: https://api.example.com."),
     model: str = typer.Option("", "--model", "-m", help="Model name that the endpoint knows."),
     api_key_env: str = typer.Option("", "--api-key-env", help="Environment variable that holds the endpoint's key."),

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import typer
 
-from drivetrain.cli.console import out, tell
+from drivetrain.cli.console import out, print_json, tell
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.sessions import session_tag
 from drivetrain.journal.reader import JournalReader
@@ -62,6 +62,7 @@ def export(
         False, "--only-trainable", help="Only graded rollouts, and of these only what is trained."
     ),
     force: bool = typer.Option(False, "--force", help="Overwrite files that exist."),
+    json_output: bool = typer.Option(False, "--json", help="Say what was written as JSON."),
 ) -> None:
     """Write what a run recorded for another tool.
 
@@ -88,12 +89,16 @@ def export(
     job = _Job(run, [r for r in run.results() if is_trainable(r) or not only_trainable], only_trainable)
     path = _target(chosen, target, run)
     if chosen is Format.ATIF:
-        said = _write_atif(path, job, force)
+        counts = _write_atif(path, job, force)
     else:
         check_free([path], force=force)
         with written_whole(path) as temporary:
-            said = _WRITERS[chosen](temporary, job)
-    out.print(f"{path}: {said}", markup=False, highlight=False, soft_wrap=True)
+            counts = _WRITERS[chosen](temporary, job)
+    if json_output:
+        print_json({"path": str(path), "format": chosen.value, **counts})
+    else:
+        said = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+        out.print(f"{path}: {said}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _format(name: str) -> Format:
@@ -175,7 +180,7 @@ class _Job(msgspec.Struct, frozen=True):
         return rows
 
 
-def _write_openenv(path: Path, job: _Job) -> str:
+def _write_openenv(path: Path, job: _Job) -> dict[str, int]:
     turns = trained = faults = 0
 
     def lines() -> Iterator[dict[str, Any]]:
@@ -190,34 +195,34 @@ def _write_openenv(path: Path, job: _Job) -> str:
             yield {**msgspec.to_builtins(job.info(result)), "trace": trace, "findings": msgspec.to_builtins(findings)}
 
     count = _write_lines(path, lines())
-    return f"{count} traces, {turns} turns, {trained} trained tokens, {faults} findings"
+    return {"traces": count, "turns": turns, "trained_tokens": trained, "findings": faults}
 
 
-def _write_sft(path: Path, job: _Job) -> str:
+def _write_sft(path: Path, job: _Job) -> dict[str, int]:
     lines = (
         line
         for result, graph in job.traced()
         for line in sft_lines(graph, job.info(result), result.rows, only_trainable=job.only_trainable)
     )
-    return f"{_write_lines(path, lines)} conversations"
+    return {"conversations": _write_lines(path, lines)}
 
 
-def _write_sft_tokens(path: Path, job: _Job) -> str:
+def _write_sft_tokens(path: Path, job: _Job) -> dict[str, int]:
     rows = [row for result in job.results for row in result.rows]
-    return f"{_write_lines(path, sft_token_lines(rows))} rows"
+    return {"rows": _write_lines(path, sft_token_lines(rows))}
 
 
-def _write_parquet(path: Path, job: _Job) -> str:
+def _write_parquet(path: Path, job: _Job) -> dict[str, int]:
     write_parquet(path, job.rows())
-    return _rows_said(job)
+    return _row_counts(job)
 
 
-def _write_rows(path: Path, job: _Job) -> str:
+def _write_rows(path: Path, job: _Job) -> dict[str, int]:
     _write_lines(path, job.rows())
-    return _rows_said(job)
+    return _row_counts(job)
 
 
-_WRITERS: dict[Format, Callable[[Path, _Job], str]] = {
+_WRITERS: dict[Format, Callable[[Path, _Job], dict[str, int]]] = {
     Format.OPENENV: _write_openenv,
     Format.SFT: _write_sft,
     Format.SFT_TOKENS: _write_sft_tokens,
@@ -226,7 +231,7 @@ _WRITERS: dict[Format, Callable[[Path, _Job], str]] = {
 }
 
 
-def _write_atif(folder: Path, job: _Job, force: bool) -> str:
+def _write_atif(folder: Path, job: _Job, force: bool) -> dict[str, int]:
     files: dict[Path, dict[str, Any]] = {}
     for result, graph in job.traced():
         found = trajectories(graph, job.info(result), result.rows, only_trainable=job.only_trainable)
@@ -236,14 +241,14 @@ def _write_atif(folder: Path, job: _Job, force: bool) -> str:
     for path, trajectory in files.items():
         with written_whole(path) as temporary:
             _write_lines(temporary, [trajectory])
-    return f"{len(files)} trajectories"
+    return {"trajectories": len(files)}
 
 
-def _rows_said(job: _Job) -> str:
+def _row_counts(job: _Job) -> dict[str, int]:
     rows = [row for result in job.results for row in result.rows]
     empty = sum(not result.rows for result in job.results)
     trained = sum(sum(row.loss_mask) for row in rows)
-    return f"{len(rows)} rows, {trained} trained tokens; {empty} rollouts have no row"
+    return {"rows": len(rows), "trained_tokens": trained, "rollouts_without_rows": empty}
 
 
 def _write_lines(path: Path, lines: Iterable[Any]) -> int:

@@ -38,7 +38,7 @@ def reap(
     Exits with 1 when a backend failed. One that cannot work here (not installed, no engine, no credentials) is skipped,
     or counts as failed when it was named.
 
-    Examples: `drivetrain reap`, `drivetrain reap --backend docker`, `drivetrain reap --json` in a cron job.
+    Example: drivetrain reap --backend docker --json
     """
     reports = asyncio.run(reap_backends(backend or None, timeout_s=timeout_s))
     if not backend or "local" in backend:

@@ -16,12 +16,15 @@ from rich.table import Table
 
 from drivetrain.cli import engine_options as engines
 from drivetrain.cli import task_options as options
+from drivetrain.cli.completion import agents as complete_agents
+from drivetrain.cli.completion import tasks as complete_tasks
 from drivetrain.cli.console import err, out, print_json, tell
 from drivetrain.cli.task_options import TaskChoice, make_filters
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import DEFAULT_TRAIN_LABELS, Dtype, EpisodeSpec, RolloutConfig, episodes_of
 from drivetrain.rollout.mask_guard import MaskedFractionExceeded, MaskGuard
 from drivetrain.rollout.result import RolloutResult
+from drivetrain.rollout.resume import ResumedRun, seal_unfinished
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.runner import run_rollouts
 from drivetrain.rollout.stack import open_stack
@@ -37,10 +40,17 @@ class Reasoning(enum.StrEnum):
 
 
 def rollout(
+    context: typer.Context,
     agent: list[str] = typer.Option(
-        ..., "--agent", "-a", help="A name, a preset file (*.toml), oracle (applies the fix) or noop; may be repeated."
+        [],
+        "--agent",
+        "-a",
+        help="A name, a preset file (*.toml), oracle (applies the fix) or noop; may be repeated.",
+        autocompletion=complete_agents,
     ),
-    task: list[str] = typer.Option([], "--task", "-t", help="Task id; may be repeated. See `drivetrain tasks ls`."),
+    task: list[str] = typer.Option(
+        [], "--task", "-t", help="Task id; may be repeated. See `drivetrain tasks ls`.", autocompletion=complete_tasks
+    ),
     all_tasks: bool = typer.Option(False, "--all-tasks", help="Every task that the filters leave."),
     source: str | None = options.SOURCE,
     format: str | None = options.FORMAT,
@@ -81,6 +91,9 @@ def rollout(
         0.5, help="Stop when faults (undelivered replies, missing log-probs) cost more of the sampled tokens."
     ),
     out_dir: Path | None = typer.Option(None, "--out", "-o", help="Run folder; default runs/<time>."),
+    resume: Path | None = typer.Option(
+        None, "--resume", metavar="RUN", help="Go on with this run, under its own settings: run what has no result."
+    ),
     json_output: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Run agents on tasks, record every model call token by token, and grade the work.
@@ -90,9 +103,15 @@ def rollout(
     A server samples with --engine vllm --engine-url http://127.0.0.1:8000 --model DIR: DIR is the model that it serves.
     It is probed first (see `drivetrain probe`), and refused when its samples cannot be trained on.
 
+    A run that was stopped goes on with --resume RUN: finished rollouts are kept, whatever their status; one that was
+    going on starts anew, in a new session, and is counted once.
+
     Exits with 1 when any rollout ended in an infrastructure failure (its reward is then none, never 0), or when too
     many sampled tokens were lost to faults.
     """
+    if resume is not None:
+        _resume(context, resume, format=format, allow_benchmarks=allow_benchmarks, as_json=json_output)
+        return
     if bool(task) == all_tasks:
         raise ConfigError("name tasks with --task, or take every one with --all-tasks (not both).")
     filters = make_filters(split, languages=language, repos=repo, difficulties=difficulty, max_lines=max_lines)
@@ -130,8 +149,48 @@ def rollout(
         train_labels=cast("tuple[Label, ...]", tuple(train_label)),
         max_masked_fraction=max_masked_fraction,
     )
-    results, run, guard = asyncio.run(_run(config, tasks, out_dir))
-    if json_output:
+    run = RunDir.create(out_dir)
+    results, guard = asyncio.run(_run(config, tasks, run, episodes_of(config)))
+    _tell_results(results, run, guard, json_output)
+
+
+_WITH_RESUME = {"resume", "format", "allow_benchmarks", "json_output"}
+
+
+def _resume(context: typer.Context, path: Path, *, format: str | None, allow_benchmarks: bool, as_json: bool) -> None:
+    """Run what is missing.
+
+    Raises:
+        ConfigError: another setting was typed beside --resume, or the run cannot be gone on with.
+    """
+    for parameter in context.command.params:
+        found = context.get_parameter_source(parameter.name or "")
+        if found is not None and found.name == "COMMANDLINE" and parameter.name not in _WITH_RESUME:
+            raise ConfigError(
+                f"{parameter.opts[0]} does not go with --resume: a run is gone on with under its own settings.",
+                fix="Leave it out, or start another run.",
+            )
+    run = ResumedRun(path)
+    config, missing = run.config, run.missing()
+    tell(f"{len(run.finished)} of {len(run.finished) + len(missing)} rollouts are there already")
+    guard = MaskGuard(config.max_masked_fraction)
+    if missing:
+        wanted = TaskChoice(
+            source=config.source, format=format, ids=config.tasks, purpose="train", allow_benchmarks=allow_benchmarks
+        )
+        _, guard = asyncio.run(_run(config, wanted.load(), run, missing))
+    order = {spec.rollout_id: number for number, spec in enumerate(episodes_of(config))}
+    results = sorted(run.results(), key=lambda result: order.get(result.rollout_id, len(order)))
+    _tell_results(results, run, guard, as_json)
+
+
+def _tell_results(results: Sequence[RolloutResult], run: RunDir, guard: MaskGuard, as_json: bool) -> None:
+    """Print the results, and exit with 1 when one has no reward.
+
+    Raises:
+        MaskedFractionExceeded: too many sampled tokens were lost to faults.
+    """
+    if as_json:
         print_json({"run": str(run.path), "results": [_brief(result) for result in results]})
     else:
         out.print(results_table(results))
@@ -147,11 +206,10 @@ def rollout(
 
 
 async def _run(
-    config: RolloutConfig, tasks: Sequence[SweTask], out_dir: Path | None
-) -> tuple[list[RolloutResult], RunDir, MaskGuard]:
-    specs = episodes_of(config)
-    run = RunDir.create(out_dir)
+    config: RolloutConfig, tasks: Sequence[SweTask], run: RunDir, specs: Sequence[EpisodeSpec]
+) -> tuple[list[RolloutResult], MaskGuard]:
     async with open_stack(config, run, tell, tasks=tasks) as runner:
+        await seal_unfinished(runner.gateway)
         with _progress(len(specs)) as (started, finished):
             try:
                 results = await run_rollouts(
@@ -160,7 +218,10 @@ async def _run(
             except MaskedFractionExceeded:
                 tell(f"stopped; what finished is in {run.path}")
                 raise
-    return results, run, runner.guard
+            except BaseException:
+                tell(f"what finished is in {run.path}; go on with: drivetrain rollout --resume {run.path}")
+                raise
+    return results, runner.guard
 
 
 @contextmanager

@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.errors import ConfigError
-from drivetrain.journal.reader import StoredSession
+from drivetrain.journal.reader import JournalReader, StoredSession
+from drivetrain.rollout.resume import counted_sessions
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.tokens.tokenizer import Tokenizer
+
+
+def run_sessions(run: RunDir, reader: JournalReader) -> list[StoredSession]:
+    """The sessions of a run, oldest first, without those of attempts that were stopped and run again."""
+    return counted_sessions(reader.sessions(), run.results())
 
 
 def find_session(sessions: Sequence[StoredSession], which: str) -> StoredSession:

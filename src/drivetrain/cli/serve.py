@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import msgspec
 import typer
 
 from drivetrain.cli import engine_options as engines
-from drivetrain.cli.console import out, tell
+from drivetrain.cli.console import out, print_json, tell
 from drivetrain.engines.models import ModelDir, resolve_model
 from drivetrain.engines.open import EngineSpec, open_engine, start_engine
 from drivetrain.engines.protocol import Engine
@@ -21,6 +22,7 @@ from drivetrain.errors import ConfigError
 from drivetrain.gateway.admission import GatewayLimits
 from drivetrain.gateway.bind import Tls, check_address
 from drivetrain.gateway.core import Gateway
+from drivetrain.gateway.descriptors import raise_descriptor_limit, too_few_for
 from drivetrain.gateway.keys import MIN_ADMIN_KEY, AdminKeys, mint_key
 from drivetrain.gateway.model import load_codec
 from drivetrain.gateway.policy import SessionPolicy
@@ -68,7 +70,7 @@ drivetrain serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
 
 
 class _Listen(msgspec.Struct, frozen=True):
-    """Where to listen, checked."""
+    """Where to listen, checked; ``as_json``: how to say so."""
 
     host: str
     port: int
@@ -77,6 +79,7 @@ class _Listen(msgspec.Struct, frozen=True):
     socket: Path | None
     tls: Tls | None
     allow_public: bool
+    as_json: bool
 
     def check(self) -> None:
         """Refuse what cannot be served, before a model is loaded or a key is made.
@@ -116,6 +119,9 @@ def serve(
     threads: int | None = engines.THREADS,
     script: Path | None = typer.Option(None, help="Say these replies (JSON list of texts) instead of sampling."),
     max_sessions: int = typer.Option(_LIMITS.max_sessions, min=1, help="Sessions that may be open at once."),
+    max_retained_gb: float = typer.Option(
+        8.0, help="Ids, log-probs and text of open sessions from which on no other is opened, GiB."
+    ),
     max_requests: int = typer.Option(_LIMITS.max_requests, min=1, help="Requests that are served at once."),
     max_body_mb: int = typer.Option(1024, min=1, help="Size of their bodies together, MiB."),
     max_journal_gb: float = typer.Option(64.0, help="Largest journal file, GiB."),
@@ -131,8 +137,9 @@ def serve(
     seal_on_stop: bool = typer.Option(
         False, "--seal-on-stop", help="Seal every session when stopped; otherwise they continue under the same journal."
     ),
+    json_output: bool = typer.Option(False, "--json", help="Say where it listens as one JSON document, once ready."),
 ) -> None:
-    listen = _Listen(host, port, admin_host, admin_port, socket, _tls(tls_cert, tls_key), allow_public)
+    listen = _Listen(host, port, admin_host, admin_port, socket, _tls(tls_cert, tls_key), allow_public, json_output)
     listen.check()
     spec = engines.engine_spec(engine, engine_url, engine_api_key_env, engine_model, no_probe, engine_boot_timeout)
     if script and spec.is_remote:
@@ -143,11 +150,14 @@ def serve(
     check_address(admin_host, tls=listen.tls, allow_public=allow_public, keys=AdminKeys(*keys))
     limits = GatewayLimits(
         max_sessions=max_sessions,
+        max_retained_bytes=int(max_retained_gb * (1 << 30)),
         max_requests=max_requests,
         max_body_bytes=max_body_mb << 20,
         max_journal_bytes=int(max_journal_gb * (1 << 30)),
         journal_patience_s=journal_patience,
     )
+    if few := too_few_for(max_requests, raise_descriptor_limit()):
+        tell(few)
     stop = _Stop(stop_timeout, seal_on_stop)
     asyncio.run(_serve(used, spec, resolved, journal, listen, keys, limits, stop))
 
@@ -206,9 +216,16 @@ async def _serve_gateway(gateway: Gateway, journal: Path, listen: _Listen, keys:
         if (version := await gateway.continue_version()) is not None:
             tell(f"the engine serves policy version {version}, as recorded before")
         scheme = "https" if tls else "http"
-        out.print(f"harness {scheme}://{_in_url(listen.host)}:{bound}/v1", markup=False, highlight=False)
-        out.print(f"admin {scheme}://{_in_url(listen.admin_host)}:{admin}/admin", markup=False, highlight=False)
-        out.print(f"ready: {gateway.recovered} sessions recovered from {journal}", markup=False, soft_wrap=True)
+        harness_url = f"{scheme}://{_in_url(listen.host)}:{bound}/v1"
+        admin_url = f"{scheme}://{_in_url(listen.admin_host)}:{admin}/admin"
+        if listen.as_json:
+            said = {"harness": harness_url, "admin": admin_url, "socket": str(listen.socket) if listen.socket else None}
+            print_json({**said, "journal": str(journal), "recovered_sessions": gateway.recovered})
+            sys.stdout.flush()  # whoever started it waits for this, and a pipe is not flushed at the line's end
+        else:
+            out.print(f"harness {harness_url}", markup=False, highlight=False)
+            out.print(f"admin {admin_url}", markup=False, highlight=False)
+            out.print(f"ready: {gateway.recovered} sessions recovered from {journal}", markup=False, soft_wrap=True)
         await signals.acquire()
         await _stop_gently(server, signals, stop)
     finally:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from drivetrain.cli import task_options as options
+from drivetrain.cli.completion import tasks as complete_tasks
 from drivetrain.cli.console import out, print_json, tell
 from drivetrain.cli.task_options import TaskChoice, make_filters
 from drivetrain.cli.tasks_generate import generate
@@ -49,7 +50,7 @@ def ls(
     rejected: bool = typer.Option(False, "--rejected", help="List the rows that are no tasks, with the reason."),
     json_output: bool = options.JSON,
 ) -> None:
-    """List tasks.
+    """List tasks with language, difficulty, size and split.
 
     Example: drivetrain tasks ls --language python --max-lines 20 --split train
     """
@@ -110,12 +111,15 @@ def _print_rejected(choice: TaskChoice, json_output: bool) -> None:
 
 @app.command("show")
 def show(
-    task_id: str = typer.Argument(help="A task id from `drivetrain tasks ls`."),
+    task_id: str = typer.Argument(help="A task id from `drivetrain tasks ls`.", autocompletion=complete_tasks),
     source: str | None = options.SOURCE,
     format: str | None = options.FORMAT,
     json_output: bool = typer.Option(False, "--json", help="Print the public part as JSON."),
 ) -> None:
-    """Show a task as the agent sees it. Hidden tests and the fix are not shown."""
+    """Show a task as the agent sees it. Hidden tests and the fix are not shown.
+
+    Example: drivetrain tasks show pypi__xmltodict-0.14.2
+    """
     (task,) = TaskChoice(source=source, format=format, ids=(task_id,)).load()
     if json_output:
         print_json(msgspec.to_builtins(task.public))
@@ -132,7 +136,10 @@ def stats(
     quarantine: Path | None = options.QUARANTINE,
     json_output: bool = options.JSON,
 ) -> None:
-    """Count tasks by language, difficulty, split and repository, and the sizes of fixes and suites."""
+    """Count tasks by language, difficulty, split and repository, and the sizes of fixes and suites.
+
+    Example: drivetrain tasks stats --source tasks.jsonl
+    """
     tasks = TaskChoice(source=source, format=format, quarantine=quarantine).load(
         include_quarantined=include_quarantined
     )
@@ -150,7 +157,9 @@ def stats(
 
 @app.command("build")
 def build(
-    task_ids: list[str] = typer.Argument(None, help="Task ids; all tasks when none is named."),
+    task_ids: list[str] = typer.Argument(
+        None, help="Task ids; all tasks when none is named.", autocompletion=complete_tasks
+    ),
     source: str | None = options.SOURCE,
     format: str | None = options.FORMAT,
     json_output: bool = options.JSON,
@@ -158,6 +167,8 @@ def build(
     """Download and check the archives, make the base repository, the patches and the environment.
 
     Built tasks are kept in the cache ($DRIVETRAIN_CACHE or ~/.cache/drivetrain) and found there next time.
+
+    Example: drivetrain tasks build pypi__xmltodict-0.14.2
     """
     tasks = TaskChoice(source=source, format=format, ids=tuple(task_ids or ())).load(include_quarantined=True)
     rows = []
@@ -173,7 +184,9 @@ def build(
 
 @app.command("validate")
 def validate(
-    task_ids: list[str] = typer.Argument(None, help="Task ids; all tasks when none is named."),
+    task_ids: list[str] = typer.Argument(
+        None, help="Task ids; all tasks when none is named.", autocompletion=complete_tasks
+    ),
     source: str | None = options.SOURCE,
     format: str | None = options.FORMAT,
     runs: int = typer.Option(3, "--runs", "-n", help="Graded runs with the reference fix, and as many without."),
@@ -200,6 +213,8 @@ def validate(
     A stopped validation goes on where it was: finished tasks are not run again unless task or options change.
 
     Exits with 1 when a task is not fit.
+
+    Example: drivetrain tasks validate pypi__xmltodict-0.14.2 --runs 5
     """
     validate_command(
         TaskChoice(source=source, format=format, ids=tuple(task_ids or ()), quarantine=quarantine),

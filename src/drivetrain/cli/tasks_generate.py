@@ -8,7 +8,7 @@ from typing import cast, get_args
 
 import typer
 
-from drivetrain.cli.console import out
+from drivetrain.cli.console import out, print_json
 from drivetrain.errors import ConfigError
 from drivetrain.trace.export.files import check_free, written_whole
 from swe_rl_env.sources.operators import Split, operator_rows
@@ -21,6 +21,7 @@ def generate(
     split: str = typer.Option("train", help="'train' or 'heldout': their names have no overlap."),
     seed: int = typer.Option(0, help="Another seed, another family."),
     force: bool = typer.Option(False, "--force", help="Overwrite the file."),
+    json_output: bool = typer.Option(False, "--json", help="Say what was written as JSON."),
 ) -> None:
     """Make a set of small tasks with real repositories, hidden tests and reference fixes; no network.
 
@@ -39,4 +40,7 @@ def generate(
     rows = operator_rows(count, split=cast("Split", split), seed=seed)
     with written_whole(target) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    out.print(f"{target}: {len(rows)} tasks", markup=False, highlight=False)
+    if json_output:
+        print_json({"file": str(target), "tasks": [row["instance_id"] for row in rows]})
+    else:
+        out.print(f"{target}: {len(rows)} tasks", markup=False, highlight=False)

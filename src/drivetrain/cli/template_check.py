@@ -33,6 +33,8 @@ def template_check(
     the template is followed to the letter.
 
     Exits with 1 when nothing can be continued or the template belongs to no known family.
+
+    Example: drivetrain template-check SmolLM2-135M-Instruct --template mine.jinja
     """
     resolved = resolve_model(model, None, tell, chat_template=template)
     tokenizer = Tokenizer.from_file(resolved.tokenizer_path)

@@ -11,7 +11,8 @@ from drivetrain.cli import why
 from drivetrain.cli.console import out, print_json
 from drivetrain.cli.export import export
 from drivetrain.cli.rollout import results_table
-from drivetrain.cli.runs import find_session, run_tokenizer
+from drivetrain.cli.runs import find_session, run_sessions, run_tokenizer
+from drivetrain.cli.trace_show import shown
 from drivetrain.cli.trace_view import view
 from drivetrain.gateway.sessions import session_tag
 from drivetrain.journal.reader import JournalReader
@@ -30,7 +31,10 @@ app.command("view")(view)
 
 @app.command("ls")
 def ls(run_dir: Path = _RUN, json_output: bool = _JSON) -> None:
-    """List the rollouts of a run."""
+    """List the rollouts of a run.
+
+    Example: drivetrain trace ls runs/first
+    """
     results = RunDir.open(run_dir).results()
     if json_output:
         print_json([{"rollout": r.rollout_id, "session": r.session_id, "status": r.status, "reward": r.reward,
@@ -44,12 +48,20 @@ def show(
     run_dir: Path = _RUN,
     which: str = typer.Argument(help="Rollout id or session id; the beginning is enough."),
     text: bool = typer.Option(False, "--text", help="Print what each turn was told and what it said."),
+    json_output: bool = _JSON,
 ) -> None:
-    """Show the turns of one rollout: how each continues, its tokens, its fork reason."""
+    """Show the turns of one rollout: how each continues, its tokens, its fork reason.
+
+    Example: drivetrain trace show runs/first pypi__xmltodict-0.14.2.pi.0 --text
+    """
     run = RunDir.open(run_dir)
     reader = JournalReader(run.journal)
-    session = find_session(reader.sessions(), which)
+    session = find_session(run_sessions(run, reader), which)
     graph = reader.graph(session.id, session_tag(session.id))
+    if json_output:
+        labels = Selection.read(run).labels(graph, session.labels.get("agent", ""))
+        print_json(shown(run, session, list(graph), labels, reader.events(session.id), text=text))
+        return
     out.print(f"{session.labels.get('rollout', '')}  session {session.id}  {session.state}", markup=False)
     table = Table("turn", "parent", "link", "prompt", "new", "sampled", "finish", "label", "policy", "seconds", "notes")
     labels = Selection.read(run).labels(graph, session.labels.get("agent", ""))
@@ -88,6 +100,8 @@ def check(run_dir: Path = _RUN, json_output: bool = _JSON) -> None:
 
     Proves for each rollout: each prompt that was sent = stored ids + stored sampled ids + delta; ids, mask and
     log-probs have equal length; each trainable token is trained exactly once. Exits with 1 when anything is off.
+
+    Example: drivetrain trace check runs/first
     """
     run = RunDir.open(run_dir)
     tokenizer = run_tokenizer(run)

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from drivetrain.cli import engine_options as engines
 from drivetrain.cli import task_options as options
+from drivetrain.cli.completion import agents as complete_agents
+from drivetrain.cli.completion import tasks as complete_tasks
 from drivetrain.cli.console import out, print_json, tell
 from drivetrain.cli.quickstart import run_quickstart
 from drivetrain.cli.task_options import TaskChoice
@@ -31,11 +33,15 @@ QUICKSTART = "quickstart"
 
 def train(
     run_dir: Path | None = typer.Option(None, "--run", "-r", help="Train on this run of `drivetrain rollout`."),
-    task: list[str] = typer.Option([], "--task", "-t", help="Or: run episodes of this task now; may be repeated."),
+    task: list[str] = typer.Option(
+        [], "--task", "-t", help="Or: run episodes of this task now; may be repeated.", autocompletion=complete_tasks
+    ),
     source: str | None = options.SOURCE,
     format: str | None = options.FORMAT,
     allow_benchmarks: bool = options.ALLOW_BENCHMARKS,
-    agent: list[str] = typer.Option([], "--agent", "-a", help="Agent of the live episodes; may be repeated."),
+    agent: list[str] = typer.Option(
+        [], "--agent", "-a", help="Agent of the live episodes; may be repeated.", autocompletion=complete_agents
+    ),
     n: int = typer.Option(2, "-n", help="Live: rollouts per task and agent in a step (the GRPO group)."),
     model: str = typer.Option(DEFAULT_MODEL, "--model", "-m", help="Live: bundled model name or model directory."),
     steps: int = typer.Option(1, help="GRPO updates. On recorded rollouts those after the first are off-policy."),

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from drivetrain.cli.console import out, print_json
-from drivetrain.cli.runs import find_session, run_tokenizer
+from drivetrain.cli.runs import find_session, run_sessions, run_tokenizer
 from drivetrain.gateway.sessions import session_tag
 from drivetrain.journal.reader import JournalReader, StoredSession
 from drivetrain.rollout.run_dir import RunDir
@@ -35,10 +35,12 @@ def why_forked(
     """Show for each fork the message and the tokens at which it left the nearest stored chain.
 
     hard drift: special tokens, tools or text that is not the assistant's differ. soft drift: assistant text only.
+
+    Example: drivetrain trace why-forked runs/first
     """
     run = RunDir.open(run_dir)
     reader = JournalReader(run.journal)
-    sessions = reader.sessions()
+    sessions = run_sessions(run, reader)
     chosen = sessions if which is None else [find_session(sessions, which)]
     tokenizer = run_tokenizer(run)
     special = tokenizer.special_tokens.values() if tokenizer else ()
@@ -60,6 +62,8 @@ def stats(run_dir: Path = _RUN, json_output: bool = _JSON) -> None:
 
     prefix match: the share of requests that go on from an earlier turn and begin with its prompt and sampled tokens,
     verbatim. repeated: context tokens that several rows of a rollout hold.
+
+    Example: drivetrain trace stats runs/first --json
     """
     run = RunDir.open(run_dir)
     reader = JournalReader(run.journal)
@@ -67,7 +71,7 @@ def stats(run_dir: Path = _RUN, json_output: bool = _JSON) -> None:
     tokenizer = run_tokenizer(run)
     special = tokenizer.special_tokens.values() if tokenizer else ()
     rollouts: dict[str, TraceStats] = {}
-    for session in reader.sessions():
+    for session in run_sessions(run, reader):
         graph, agent = reader.graph(session.id, session_tag(session.id)), session.labels.get("agent", "")
         rows = selection.rows(graph, agent, reward=None, session_id=session.id)
         labels, sampled = selection.labels(graph, agent), selection.sampled(graph, agent)
