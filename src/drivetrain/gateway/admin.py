@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -39,12 +39,13 @@ class AdminPart(msgspec.Struct, frozen=True, kw_only=True):
 
     ``routes`` need a key of the surface (trainer scope). ``public`` are paths among them that are served to whoever
     reaches the port: nothing that is secret or recorded may be in what they answer. ``context`` runs while the surface
-    is served (aiohttp's ``cleanup_ctx``).
+    is served (aiohttp's ``cleanup_ctx``); ``on_shutdown`` is called before its connections are closed.
     """
 
     routes: tuple[web.RouteDef, ...]
     public: frozenset[str] = frozenset()
     context: Callable[[web.Application], AsyncIterator[None]] | None = None
+    on_shutdown: Callable[[web.Application], Awaitable[None]] | None = None
 
 
 def guarded_app(keys: AdminKeys, parts: Iterable[AdminPart]) -> web.Application:
@@ -79,6 +80,8 @@ def guarded_app(keys: AdminKeys, parts: Iterable[AdminPart]) -> web.Application:
         app.add_routes(part.routes)
         if part.context is not None:
             app.cleanup_ctx.append(part.context)
+        if part.on_shutdown is not None:
+            app.on_shutdown.append(part.on_shutdown)
     return app
 
 

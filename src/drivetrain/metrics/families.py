@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -132,7 +132,7 @@ def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(name, text, value=value)
 
 
-def _by(name: str, text: str, label: str, values: Mapping[str, int], *, gauge: bool = False) -> Metric:
+def _by(name: str, text: str, label: str, values: Mapping[Any, int], *, gauge: bool = False) -> Metric:
     kind = GaugeMetricFamily if gauge else CounterMetricFamily
     family = kind(name, text, labels=(label,))
     for key, value in sorted(values.items()):

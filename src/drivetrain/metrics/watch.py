@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from drivetrain.gateway.core import Gateway
@@ -9,6 +10,7 @@ from drivetrain.gateway.sessions import Session
 from drivetrain.metrics.tally import SessionTally, Totals
 from drivetrain.trace.sample import sampled_by_reason
 
+_log = logging.getLogger(__name__)
 Fates = Callable[[Session], dict[str, int]]
 """Sampled tokens of a session by the reason why they are not trained, ``""`` the trained."""
 
@@ -63,6 +65,11 @@ class GatewayWatch:
 
     def _seal(self, session: Session) -> None:
         tally = self._tally(session)
-        tally.seal(session, self.fates(session), self.totals)
+        try:
+            fates = self.fates(session)
+        except Exception:  # what observes a session must not be what breaks it
+            _log.exception("the tokens of session %s could not be told apart", session.id)
+            fates = {}
+        tally.seal(session, fates, self.totals)
         self.open.pop(session.id, None)
         self.on_sealed(tally)

@@ -1,0 +1,119 @@
+"""The dashboard as a part of an admin surface."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import msgspec
+from aiohttp import web
+
+from drivetrain.dashboard.board import Board
+from drivetrain.dashboard.events import EventStream
+from drivetrain.dashboard.model import Summary
+from drivetrain.dashboard.page import FILES, asset, security_headers
+from drivetrain.dashboard.source import Source
+from drivetrain.dashboard.summing import add_rollouts
+from drivetrain.dashboard.traces import Traces
+from drivetrain.errors import ConfigError
+from drivetrain.gateway.admin import AdminPart
+from drivetrain.gateway.refusal import Refusal
+
+TICK_S = 1.0
+_PUBLIC = frozenset({"/dashboard", "/dashboard/{file}", "/dashboard/trace/{rollout}"})
+_log = logging.getLogger(__name__)
+
+
+class Dashboard:
+    """A board, what keeps it up to date, and the routes that show it.
+
+    ``GET /dashboard`` and its files hold nothing that was recorded and need no key; the page sends the key it was given
+    as a header. With a key: ``GET /admin/events`` (:mod:`drivetrain.dashboard.events`) and
+    ``GET /admin/traces/ROLLOUT`` (the viewer's page).
+
+    Args:
+        board: what is shown.
+        source: where its rollouts come from.
+        traces: makes the trace pages.
+        tick_s: seconds between updates.
+    """
+
+    def __init__(self, board: Board, source: Source, traces: Traces, *, tick_s: float = TICK_S) -> None:
+        self.board = board
+        self._source = source
+        self._traces = traces
+        self._tick_s = tick_s
+        self._rendering = asyncio.Semaphore(1)
+        self.stream = EventStream(board)
+
+    def part(self) -> AdminPart:
+        """Its routes; the board is kept up to date while they are served."""
+        routes = (
+            web.get("/dashboard", self._page),
+            web.get("/dashboard/trace/{rollout}", self._trace_shell),
+            web.get("/dashboard/{file}", self._file),
+            web.get("/admin/events", self.stream.serve),
+            web.get("/admin/traces/{rollout}", self._trace),
+        )
+        return AdminPart(routes=routes, public=_PUBLIC, context=self._context, on_shutdown=self._end)
+
+    async def update(self) -> None:
+        """Bring the board up to date and tell its readers."""
+        summary = Summary()
+        await self._source.update(self.board, summary)
+        add_rollouts(summary, list(self.board.rollouts()))
+        self.board.summarize(summary)
+        self.board.commit()
+
+    async def _context(self, _: web.Application) -> AsyncIterator[None]:
+        ticking = asyncio.get_running_loop().create_task(self._tick())
+        yield
+        ticking.cancel()
+        await asyncio.wait({ticking})
+
+    async def _end(self, _: web.Application) -> None:
+        """Before connections are closed: the last state, and that it is the last."""
+        with suppress(Exception):
+            await self.update()
+        self._source.close()
+        self.board.close()
+
+    async def _tick(self) -> None:
+        while True:
+            try:
+                await self.update()
+            except Exception:
+                _log.exception("the dashboard could not be brought up to date")
+            await asyncio.sleep(self._tick_s)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return _answer(request, "index.html")
+
+    async def _trace_shell(self, request: web.Request) -> web.Response:
+        return _answer(request, "index.html", trace=True)
+
+    async def _file(self, request: web.Request) -> web.Response:
+        name = request.match_info["file"]
+        if name not in FILES:
+            raise web.HTTPNotFound
+        return _answer(request, name)
+
+    async def _trace(self, request: web.Request) -> web.Response:
+        rollout = request.match_info["rollout"]
+        async with self._rendering:
+            try:
+                page = await asyncio.to_thread(self._traces.page, rollout)
+            except (ConfigError, OSError, msgspec.MsgspecError) as error:
+                raise Refusal("not_found", f"the trace of {rollout!r} cannot be shown: {error}") from error
+        headers = {**security_headers(trace=True), "Content-Type": "text/html; charset=utf-8"}
+        return web.Response(body=page, headers={**headers, "Cache-Control": "no-store"})
+
+
+def _answer(request: web.Request, name: str, *, trace: bool = False) -> web.Response:
+    data, media, tag = asset(name)
+    headers = {**security_headers(trace=trace), "ETag": tag}
+    if request.headers.get("If-None-Match") == tag:
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=data, headers={**headers, "Content-Type": f"{media}; charset=utf-8"})
