@@ -131,6 +131,7 @@ class JournalReader:
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
             try:
+                connection.execute("BEGIN")  # all queries see one state, whatever is committed meanwhile
                 yield connection
             except sqlite3.DatabaseError as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
