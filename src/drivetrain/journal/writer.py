@@ -21,6 +21,7 @@ from drivetrain.journal.committer import Blockage, CommitCounts, Committer, Oper
 from drivetrain.journal.errors import JournalBlocked, JournalError
 from drivetrain.journal.records import INSERT_TURN, MARK_DELIVERED, delivery_mark, turn_row
 from drivetrain.journal.schema import SESSION_CHECK, prepare
+from drivetrain.journal.transfer import SessionRecords, insert_session
 from drivetrain.journal.wal import check_wal
 from drivetrain.trace.turn import Turn
 
@@ -144,6 +145,20 @@ class Journal:
         row = (*values, record_check(*values))
         insert = "INSERT INTO events (session_id, kind, detail, at, checksum) VALUES (?, ?, ?, ?, ?)"
         await self._write(lambda db: db.execute(insert, row), "follow")
+
+    async def adopt(self, records: SessionRecords) -> None:
+        """Take over a sealed session of another journal (:func:`drivetrain.journal.transfer.read_session`), at once or
+        not at all.
+
+        Raises:
+            ConfigError: it is not sealed, or its records are not what was written.
+            JournalError: this journal has a session of this id already.
+        """
+        if not records.sealed:
+            raise ConfigError(f"session {records.id} is not sealed.", fix="Seal it before it is moved.")
+        if damage := records.damage():
+            raise ConfigError(f"{damage} is not what was written.", fix="Send it again.")
+        await self._write(lambda db: insert_session(db, records))
 
     def close(self) -> None:
         """Commit what is queued and release the file; idempotent."""

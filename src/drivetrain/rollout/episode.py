@@ -105,9 +105,7 @@ class EpisodeRunner:
         result.timings["total"] = time.monotonic() - started
         finished = result.finish(self._selection)
         self._run.append(finished)
-        if result.session is not None:
-            graph = result.session.graph
-            self.guard.add(len(graph), self._selection.sampled(graph, spec.agent))
+        self.guard.add(finished.turns, finished.sampled_tokens)
         return finished
 
     async def _reference(self, spec: EpisodeSpec, result: _Draft) -> None:
@@ -278,6 +276,7 @@ class _Draft:
             rows=rows,
             turns=len(graph) if graph is not None else 0,
             fork_reasons=reasons,
+            sampled_tokens=selection.sampled(graph, self.spec.agent) if graph is not None else {},
             log_findings=log_findings,
             error=self.error,
             timings={name: round(seconds, 3) for name, seconds in self.timings.items()},

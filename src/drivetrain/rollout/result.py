@@ -19,7 +19,8 @@ class RolloutResult(msgspec.Struct, kw_only=True):
     limit ended it (still graded); ``infra_error`` = machinery failed, ``reward`` is None; ``unscorable`` = it ran but
     could not be graded, ``reward`` is None. ``rows`` may be empty. ``group`` numbers rollouts of one task and agent
     from 0. ``log_findings`` are differences between the harness's own log and the recorded turns; they change neither
-    reward nor rows.
+    reward nor rows. ``sampled_tokens`` counts what was sampled by the reason why it is not trained; ``""`` counts what
+    is.
     """
 
     rollout_id: str
@@ -32,6 +33,7 @@ class RolloutResult(msgspec.Struct, kw_only=True):
     rows: list[HarnessTrace] = []
     turns: int = 0
     fork_reasons: dict[str, int] = {}
+    sampled_tokens: dict[str, int] = {}
     log_findings: list[LogFinding] = []
     error: str = ""
     timings: dict[str, float] = {}
