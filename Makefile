@@ -1,4 +1,4 @@
-.PHONY: help setup assets engine browser demo test fuzz test-vllm chaos lint bench oracle clean
+.PHONY: help setup assets engine browser demo test fuzz test-vllm chaos lint bench oracle docs clean
 
 help: ## Say what there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -48,6 +48,9 @@ bench: setup ## drivetrain's gateway beside its peers: CPU and memory per call; 
 
 oracle: setup ## Every task: the reference fix must score 1.0 and doing nothing 0.0.
 	scripts/oracle
+
+docs: ## Build the documentation site (build/site/index.html); a broken link fails.
+	@scripts/docs
 
 clean: ## Remove what can be made again (not runs/).
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
