@@ -47,7 +47,7 @@ async def run(tmp_path: Path) -> RunDir:
 
 async def add(folder: RunDir, journal: Journal, name: str, harness: Harness, **fields: Any) -> None:
     session = f"s-{name}"
-    await journal.add_session(session, key_digest=name.encode(), policy=b"", labels={"rollout": name}, created_at=0)
+    await journal.add_session(session, key_digest=name.encode(), policy=b"", labels={"rollout": name}, created_at=0.0)
     await journal.add_event(session, "provenance", harness="pi", harness_version="1.6.0")
     await journal.add_event(session, "config_hashes", sha256=CONFIG)
     for turn in harness.graph:
