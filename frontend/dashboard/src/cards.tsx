@@ -45,7 +45,7 @@ function RolloutsCard({ state: { run, summary, rollouts } }: { state: State }) {
 function RewardCard({ summary }: { summary: Summary }) {
   const reward = summary.reward ?? { graded: 0, mean: null, solved: 0, ungraded: 0 };
   const unsolved = reward.graded - reward.solved;
-  const failed = Object.entries(summary.statuses ?? {}).filter(([name]) => name !== "ok");
+  const truncated = summary.statuses?.truncated ?? 0;
   return (
     <article class="card">
       <h2>Reward</h2>
@@ -55,7 +55,7 @@ function RewardCard({ summary }: { summary: Summary }) {
         <li><i class="part good" aria-hidden="true" />solved <b>{reward.solved}</b></li>
         <li><i class="part bad" aria-hidden="true" />not <b>{unsolved}</b></li>
         {reward.ungraded > 0 && <li title="Excluded, never counted as zero"><i class="part masked" aria-hidden="true" />ungraded <b>{reward.ungraded}</b></li>}
-        {failed.map(([name, value]) => <li key={name}>{name.replace("_", " ")} <b>{value}</b></li>)}
+        {truncated > 0 && <li title="A budget, deadline or token limit ended them; they are graded">truncated <b>{truncated}</b></li>}
       </ul>
     </article>
   );
@@ -89,7 +89,7 @@ function SpeedCard({ summary, points, folder }: { summary: Summary; points: Stat
       <h2>Tokens</h2>
       {folder ? <p class="big">{count(summary.sampled)}<small> sampled</small></p> : (
         <>
-          <p class="big">{count(last?.[1] ?? 0)}<small> sampled per second</small></p>
+          <p class="big">{count(last?.[1] ?? 0)}<small> sampled / s</small></p>
           <Sparkline values={shown.map((point) => point[1])} label={shown[0] ? `Tokens per second since ${clock(shown[0][0])}` : "Tokens per second"} />
         </>
       )}

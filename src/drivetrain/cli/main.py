@@ -10,7 +10,20 @@ import typer
 from typer.core import TyperGroup
 
 from drivetrain import __version__
-from drivetrain.cli import agents, doctor, prepare, probe, reap, rollout, serve, tasks, template_check, trace, train
+from drivetrain.cli import (
+    agents,
+    dashboard,
+    doctor,
+    prepare,
+    probe,
+    reap,
+    rollout,
+    serve,
+    tasks,
+    template_check,
+    trace,
+    train,
+)
 from drivetrain.cli import eval as evaluation
 from drivetrain.cli.completion import completion
 from drivetrain.cli.config import DEFAULT_FILE, ConfigFile, read_config
@@ -124,6 +137,7 @@ app.command("eval")(evaluation.eval_)
 app.add_typer(trace.app, name="trace")
 app.command("train")(train.train)
 app.command("serve")(serve.serve)
+app.command("dashboard")(dashboard.dashboard)
 app.command("probe")(probe.probe)
 app.command("template-check")(template_check.template_check)
 app.command("completion")(completion)

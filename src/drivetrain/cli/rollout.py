@@ -19,9 +19,11 @@ from drivetrain.cli import task_options as options
 from drivetrain.cli.completion import agents as complete_agents
 from drivetrain.cli.completion import tasks as complete_tasks
 from drivetrain.cli.console import err, out, print_json, tell
+from drivetrain.cli.dashboard import DASHBOARD, DASHBOARD_PORT, beside_run
 from drivetrain.cli.task_options import TaskChoice, make_filters
 from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import DEFAULT_TRAIN_LABELS, Dtype, EpisodeSpec, RolloutConfig, episodes_of
+from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.mask_guard import MaskedFractionExceeded, MaskGuard
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.resume import ResumedRun, seal_unfinished
@@ -94,6 +96,8 @@ def rollout(
     resume: Path | None = typer.Option(
         None, "--resume", metavar="RUN", help="Go on with this run, under its own settings: run what has no result."
     ),
+    dashboard: bool = DASHBOARD,
+    dashboard_port: int = DASHBOARD_PORT,
     json_output: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Run agents on tasks, record every model call token by token, and grade the work.
@@ -110,7 +114,8 @@ def rollout(
     many sampled tokens were lost to faults.
     """
     if resume is not None:
-        _resume(context, resume, format=format, allow_benchmarks=allow_benchmarks, as_json=json_output)
+        shown = dashboard_port if dashboard else None
+        _resume(context, resume, shown, format=format, allow_benchmarks=allow_benchmarks, as_json=json_output)
         return
     if bool(task) == all_tasks:
         raise ConfigError("name tasks with --task, or take every one with --all-tasks (not both).")
@@ -150,14 +155,23 @@ def rollout(
         max_masked_fraction=max_masked_fraction,
     )
     run = RunDir.create(out_dir)
-    results, guard = asyncio.run(_run(config, tasks, run, episodes_of(config)))
+    shown = dashboard_port if dashboard else None
+    results, guard = asyncio.run(_run(config, tasks, run, episodes_of(config), shown))
     _tell_results(results, run, guard, json_output)
 
 
-_WITH_RESUME = {"resume", "format", "allow_benchmarks", "json_output"}
+_WITH_RESUME = {"resume", "format", "allow_benchmarks", "dashboard", "dashboard_port", "json_output"}
 
 
-def _resume(context: typer.Context, path: Path, *, format: str | None, allow_benchmarks: bool, as_json: bool) -> None:
+def _resume(
+    context: typer.Context,
+    path: Path,
+    dashboard: int | None,
+    *,
+    format: str | None,
+    allow_benchmarks: bool,
+    as_json: bool,
+) -> None:
     """Run what is missing.
 
     Raises:
@@ -178,7 +192,7 @@ def _resume(context: typer.Context, path: Path, *, format: str | None, allow_ben
         wanted = TaskChoice(
             source=config.source, format=format, ids=config.tasks, purpose="train", allow_benchmarks=allow_benchmarks
         )
-        _, guard = asyncio.run(_run(config, wanted.load(), run, missing))
+        _, guard = asyncio.run(_run(config, wanted.load(), run, missing, dashboard))
     order = {spec.rollout_id: number for number, spec in enumerate(episodes_of(config))}
     results = sorted(run.results(), key=lambda result: order.get(result.rollout_id, len(order)))
     _tell_results(results, run, guard, as_json)
@@ -206,22 +220,36 @@ def _tell_results(results: Sequence[RolloutResult], run: RunDir, guard: MaskGuar
 
 
 async def _run(
-    config: RolloutConfig, tasks: Sequence[SweTask], run: RunDir, specs: Sequence[EpisodeSpec]
+    config: RolloutConfig, tasks: Sequence[SweTask], run: RunDir, specs: Sequence[EpisodeSpec], dashboard: int | None
 ) -> tuple[list[RolloutResult], MaskGuard]:
     async with open_stack(config, run, tell, tasks=tasks) as runner:
         await seal_unfinished(runner.gateway)
-        with _progress(len(specs)) as (started, finished):
-            try:
-                results = await run_rollouts(
-                    runner, specs, concurrency=config.concurrency, on_start=started, on_done=finished
-                )
-            except MaskedFractionExceeded:
-                tell(f"stopped; what finished is in {run.path}")
-                raise
-            except BaseException:
-                tell(f"what finished is in {run.path}; go on with: drivetrain rollout --resume {run.path}")
-                raise
+        async with beside_run(run, specs, runner, dashboard) as show:
+            results = await _run_all(config, run, specs, runner, show)
     return results, runner.guard
+
+
+async def _run_all(
+    config: RolloutConfig,
+    run: RunDir,
+    specs: Sequence[EpisodeSpec],
+    runner: EpisodeRunner,
+    show: Callable[[RolloutResult], None],
+) -> list[RolloutResult]:
+    with _progress(len(specs)) as (started, finished):
+
+        def ended(result: RolloutResult) -> None:
+            show(result)
+            finished(result)
+
+        try:
+            return await run_rollouts(runner, specs, concurrency=config.concurrency, on_start=started, on_done=ended)
+        except MaskedFractionExceeded:
+            tell(f"stopped; what finished is in {run.path}")
+            raise
+        except BaseException:
+            tell(f"what finished is in {run.path}; go on with: drivetrain rollout --resume {run.path}")
+            raise
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import typer
 
 from drivetrain.cli import engine_options as engines
 from drivetrain.cli.console import out, print_json, tell
+from drivetrain.dashboard.serve import gateway_parts
 from drivetrain.engines.models import ModelDir, resolve_model
 from drivetrain.engines.open import EngineSpec, open_engine, start_engine
 from drivetrain.engines.protocol import Engine
@@ -206,6 +207,7 @@ async def _serve_gateway(gateway: Gateway, journal: Path, listen: _Listen, keys:
             keys[0],
             listen.admin_host,
             trainer_key=keys[1],
+            parts=gateway_parts(gateway),
             tls=tls,
             allow_public=public,
         )
@@ -225,6 +227,7 @@ async def _serve_gateway(gateway: Gateway, journal: Path, listen: _Listen, keys:
         else:
             out.print(f"harness {harness_url}", markup=False, highlight=False)
             out.print(f"admin {admin_url}", markup=False, highlight=False)
+            out.print(f"dashboard {admin_url.removesuffix('/admin')}/dashboard", markup=False, highlight=False)
             out.print(f"ready: {gateway.recovered} sessions recovered from {journal}", markup=False, soft_wrap=True)
         await signals.acquire()
         await _stop_gently(server, signals, stop)

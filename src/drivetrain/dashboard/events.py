@@ -8,7 +8,6 @@ seconds, so that both sides know the other is there.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from aiohttp import web
 
@@ -58,8 +57,13 @@ class EventStream:
             await response.prepare(request)
             if request.transport is not None:
                 request.transport.set_write_buffer_limits(high=0)  # a write returns when the kernel has it
-            with suppress(ConnectionError, TimeoutError):
+            try:
                 await self._follow(response, self._board.resume(request.headers.get("Last-Event-ID", "")))
+            except ConnectionError:
+                pass
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()  # what it has not taken is dropped with the connection
             return response
         finally:
             self.readers -= 1

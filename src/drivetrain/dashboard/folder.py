@@ -19,6 +19,7 @@ from drivetrain.journal.reader import JournalReader, StoredSession
 from drivetrain.journal.wal import is_being_written
 from drivetrain.metrics.families import size_of
 from drivetrain.rollout.result import RolloutResult
+from drivetrain.rollout.resume import counted_sessions
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.selection import Selection
 from drivetrain.trace.graph import TraceGraph
@@ -36,6 +37,7 @@ class FolderSource:
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._views: dict[str, RolloutView] = {}
+        self._known: list[RolloutResult] = []
         self._results = _Tail(run.path / "results.jsonl")
         self._sessions: dict[str, StoredSession] = {}
         self._unread: dict[str, str] = {}  # rollout -> session whose turns are still to be read
@@ -63,6 +65,7 @@ class FolderSource:
         live = self._run.journal.is_file() and is_being_written(self._run.journal)
         for line, at in self._results.lines():
             result = msgspec.json.decode(line, type=RolloutResult)
+            self._known.append(result)
             known = self._views.get(result.rollout_id, RolloutView(id=result.rollout_id))
             self._views[result.rollout_id] = with_result(known, result, ended=at)
             if result.session_id:
@@ -73,7 +76,8 @@ class FolderSource:
 
     def _read_journal(self) -> None:
         reader = JournalReader(self._run.journal)
-        self._sessions = {session.id: session for session in reader.sessions()}
+        counted = counted_sessions(reader.sessions(), self._known)
+        self._sessions = {session.id: session for session in counted}
         done = {view.session for view in self._views.values() if view.phase == "done"}
         going = [session for session in self._sessions.values() if session.id not in done]
         until = time.monotonic() + _BUDGET_S

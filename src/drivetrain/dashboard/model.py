@@ -68,7 +68,7 @@ class Reward(msgspec.Struct, kw_only=True):
     ungraded: int = 0
 
 
-class PassAt(msgspec.Struct, frozen=True):
+class PassAt(msgspec.Struct, frozen=True, array_like=True):
     """pass@k: mean over ``tasks`` tasks that have k graded attempts by one agent."""
 
     k: int

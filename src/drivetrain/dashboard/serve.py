@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -25,6 +25,7 @@ from drivetrain.metrics.part import metrics_part
 from drivetrain.metrics.watch import GatewayWatch
 from drivetrain.rollout.config import EpisodeSpec
 from drivetrain.rollout.episode import EpisodeRunner
+from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.rollout.selection import Selection
 from drivetrain.tokens.tokenizer import Tokenizer
@@ -42,10 +43,13 @@ def gateway_parts(gateway: Gateway) -> list[AdminPart]:
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A dashboard that is being served: its address, with the key in the fragment, which browsers send to nobody."""
+    """A dashboard that is being served: its address, with the key in the fragment, which browsers send to nobody.
+
+    ``finished`` takes the results of a run of this process.
+    """
 
     url: str
-    source: RunSource | None = None
+    finished: Callable[[RolloutResult], None] = lambda _: None
 
 
 @asynccontextmanager
@@ -56,8 +60,8 @@ async def run_dashboard(
 
     Args:
         run: where it is written; ``run.json`` is there.
-        specs: every rollout that is to be run.
-        runner: what runs them; hand each result to ``source.finished``.
+        specs: every rollout that is to be run; those that the folder holds already are shown too.
+        runner: what runs them; hand each result to ``finished``.
         tokenizer: of the model, spells tokens in the trace pages.
         port: 0 = any free one.
 
@@ -65,7 +69,7 @@ async def run_dashboard(
         ConfigError: the port is taken.
     """
     about = describe_run(run)
-    about.kind, about.live, about.planned = "rollout", True, len(specs)
+    about.kind, about.live = "rollout", True
     board, lag, gateway = Board(about), LoopLag(), runner.gateway
     selection = Selection.read(run)
 
@@ -74,6 +78,8 @@ async def run_dashboard(
 
     watch = GatewayWatch(gateway, fates=fates) if gateway is not None else None
     source = RunSource(specs, runner.running, GatewaySource(watch, lag) if watch is not None else None)
+    for result in run.results():
+        source.finished(result)
     parts = [Dashboard(board, source, RunTraces(run, tokenizer)).part()]
     if watch is not None:
         parts.append(metrics_part(watch, lag, [RolloutCollector(board)]))
@@ -81,7 +87,7 @@ async def run_dashboard(
     keys = AdminKeys(key)
     app = guarded_app(keys, parts) if gateway is None else admin_app(gateway, keys, parts)
     async with _listening(app, port) as bound:
-        yield Served(f"http://{HOST}:{bound}/dashboard#key={key}", source)
+        yield Served(f"http://{HOST}:{bound}/dashboard#key={key}", source.finished)
 
 
 @asynccontextmanager
