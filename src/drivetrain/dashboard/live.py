@@ -73,8 +73,8 @@ class GatewaySource:
             p95=p95,
         )
         summary.fence = status
-        summary.sessions = {**gateway.sessions.by_state()}
-        summary.refusals = {**gateway.refused}
+        summary.sessions = gateway.sessions.by_state()
+        summary.refusals = dict(gateway.refused)
         summary.events = dict(totals.events)
         summary.journal_bytes = size_of(gateway.journal.path)
         summary.journal_blocked = gateway.journal.blocked

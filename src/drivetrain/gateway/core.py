@@ -16,7 +16,7 @@ from drivetrain.gateway.knobs import check_supported
 from drivetrain.gateway.policy import SessionPolicy
 from drivetrain.gateway.provenance import ProvenanceBook
 from drivetrain.gateway.redact import guarded_logger
-from drivetrain.gateway.refusal import Refusal, RefusalCode
+from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sessions import Session, SessionStore
 from drivetrain.gateway.turn import TurnRunner
 from drivetrain.journal.writer import Journal, JournalError
@@ -84,7 +84,7 @@ class Gateway:
         self.model = model
         self.limits = limits or GatewayLimits()
         self.admission = Admission(self.limits)
-        self.refused: Counter[RefusalCode] = Counter()
+        self.refused: Counter[str] = Counter()
         self.journal = Journal(
             journal_path, patience_s=self.limits.journal_patience_s, max_bytes=self.limits.max_journal_bytes
         )

@@ -14,14 +14,14 @@ from drivetrain.gateway.core import Ticket
 from drivetrain.gateway.delivery import Served
 from drivetrain.gateway.dialects.base import Dialect
 from drivetrain.gateway.patience import Patience
-from drivetrain.gateway.refusal import Refusal, RefusalCode
+from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.sessions import Session
 from drivetrain.gateway.unexpected import report
 from drivetrain.messages import Call
 
 SESSION = web.RequestKey("session", Session)
 """Whose request it is, once its key was checked."""
-REFUSED = web.AppKey("refused", Counter[RefusalCode])
+REFUSED = web.AppKey("refused", Counter[str])
 """Requests that an application refused, by code."""
 
 

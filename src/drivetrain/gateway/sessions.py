@@ -168,7 +168,7 @@ class SessionStore:
         """Those that are not sealed."""
         return list(self._open.values())
 
-    def by_state(self) -> dict[SessionState, int]:
+    def by_state(self) -> dict[str, int]:
         """How many sessions there are."""
         return {"open": len(self._open), "sealed": len(self._sealed)}
 
