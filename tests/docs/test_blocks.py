@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import json
 import re
 import tomllib
@@ -203,7 +204,7 @@ def test_shell_blocks_run(
 def _post(words: list[str]) -> None:
     """What curl would do; it may not be installed. Raises for an answer of 400 or more."""
     (url,) = [word for word in words[1:] if word.startswith("http")]
-    said = {flag: value for flag, value in zip(words, words[1:], strict=False) if flag in ("-H", "-d")}
+    said = {flag: value for flag, value in itertools.pairwise(words) if flag in ("-H", "-d")}
     assert {word for word in words if word.startswith("-")} <= {"-s", "-H", "-d"}, words
     header, _, value = said["-H"].partition(": ")
     request = urllib.request.Request(url, said["-d"].encode(), {header: value})
