@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from drivetrain.dashboard.board import Board
 from drivetrain.dashboard.folder import FolderSource, describe_run
@@ -30,6 +31,8 @@ async def read(source: FolderSource, board: Board) -> tuple[Summary, dict[str, R
 
 async def test_what_was_recorded(run: RunDir) -> None:
     board = Board(describe_run(run))
+    lines = (run.path / "results.jsonl").read_bytes()
+    (run.path / "results.jsonl").write_bytes(lines.replace(b'"timings":{}', b'"timings":{"total":7.5}'))
     summary, views = await read(FolderSource(run), board)
     assert set(views) == {"fix.a.0", "fix.a.1", "fix.a.2", "fix.oracle.0"}
     results = {result.rollout_id: result for result in run.results()}
@@ -38,6 +41,7 @@ async def test_what_was_recorded(run: RunDir) -> None:
         assert (view.phase, view.reward, view.turns) == ("done", 0.0, 2)
         assert view.trained == sum(sum(row.loss_mask) for row in result.rows) > 0
         assert view.prompt > view.sampled >= view.trained
+        assert view.ended - view.started == pytest.approx(7.5, abs=1e-3)
     assert views["fix.a.0"].forks == {"system_changed": 1}
     assert views["fix.a.2"].phase == "agent" and views["fix.a.2"].turns == 1  # it never ended
     assert (views["fix.oracle.0"].reward, views["fix.oracle.0"].session) == (1.0, "")

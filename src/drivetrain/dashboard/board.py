@@ -60,7 +60,7 @@ class Board:
     def put(self, view: RolloutView) -> None:
         """A rollout's present state; nothing happens when it is what is known."""
         known = self._rollouts.get(view.id)
-        if known is None or known[1] != view:
+        if known is None or (known[1] is not view and known[1] != view):
             self._rollouts[view.id] = (self.version + 1, view)
             self._rollouts.move_to_end(view.id)
 

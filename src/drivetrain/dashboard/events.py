@@ -42,6 +42,8 @@ class EventStream:
         self._stalled_s = stalled_s
         self.readers = 0
         """How many there are now."""
+        self.arrived = asyncio.Event()
+        """Set when one comes."""
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """``GET /admin/events``.
@@ -52,6 +54,7 @@ class EventStream:
         if self.readers >= MOST_READERS:
             raise Refusal("overloaded", f"{self.readers} readers follow the dashboard.", retry_after_s=10)
         self.readers += 1
+        self.arrived.set()
         try:
             response = web.StreamResponse(headers=_HEADERS)
             await response.prepare(request)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from drivetrain.dashboard.board import Board
-from drivetrain.dashboard.live import with_result
+from drivetrain.dashboard.live import with_fates, with_result
 from drivetrain.dashboard.model import RolloutView, RunView, Summary
 from drivetrain.gateway.sessions import session_tag
 from drivetrain.journal.errors import JournalDamaged
@@ -44,6 +44,8 @@ class FolderSource:
         self._damaged: dict[str, str] = {}
         self._selection = Selection.read(run)
         self._open_next = 0
+        self._left = False  # sessions that are going on were not all read the last time
+        self._journal_read: tuple[int, ...] = ()
 
     async def update(self, board: Board, summary: Summary) -> None:
         """See :class:`~drivetrain.dashboard.source.Source`."""
@@ -70,8 +72,10 @@ class FolderSource:
             self._views[result.rollout_id] = with_result(known, result, ended=at)
             if result.session_id:
                 self._unread[result.rollout_id] = result.session_id
-        if self._run.journal.is_file():
+        state = _state_of(self._run.journal)
+        if state and (state != self._journal_read or self._unread or self._left):
             self._read_journal()
+            self._journal_read = state
         return live
 
     def _read_journal(self) -> None:
@@ -81,10 +85,12 @@ class FolderSource:
         done = {view.session for view in self._views.values() if view.phase == "done"}
         going = [session for session in self._sessions.values() if session.id not in done]
         until = time.monotonic() + _BUDGET_S
+        self._left = False
         for number in range(len(going)):
             self._going(reader, going[(self._open_next + number) % len(going)])
             if time.monotonic() > until:
                 self._open_next += number + 1
+                self._left = number + 1 < len(going)
                 break
         for rollout_id, session_id in list(self._unread.items()):
             if time.monotonic() > until:
@@ -140,10 +146,8 @@ class FolderSource:
             started=session.created_at,
         )
         if view.phase == "done":
-            fates = self._selection.sampled(graph, view.agent)
-            changed.trained = fates.get("", 0)
-            changed.masked = {reason: count for reason, count in fates.items() if reason and count}
-            changed.ended = max(session.sealed_at or 0.0, view.ended)
+            changed = with_fates(changed, self._selection.sampled(graph, view.agent))
+            changed.ended = session.created_at + view.ended - view.started
         return changed
 
 
@@ -166,6 +170,13 @@ class _Tail:
                     return  # still being written
                 self._at += len(line)
                 yield line, written
+
+
+def _state_of(journal: Path) -> tuple[int, ...]:
+    """What differs once something was written to a journal; empty where there is none."""
+    files = (journal, journal.with_name(journal.name + "-wal"))
+    found = [path.stat() for path in files if path.is_file()]
+    return tuple(number for each in found for number in (each.st_size, each.st_mtime_ns))
 
 
 def describe_run(run: RunDir) -> RunView:

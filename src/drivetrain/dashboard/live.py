@@ -38,6 +38,7 @@ class GatewaySource:
         self._lag = lag
         self._most_sealed = most_sealed
         self._fresh: list[SessionTally] = []
+        self._told: dict[str, int] = {}
         self._sealed: deque[str] = deque()
         self._dropped: list[str] = []
         self._left_out = 0
@@ -49,7 +50,7 @@ class GatewaySource:
     async def update(self, board: Board, summary: Summary) -> None:
         """See :class:`~drivetrain.dashboard.source.Source`."""
         self.numbers(board, summary)
-        for tally in self.tallies():
+        for tally in self.changed():
             view = with_tally(RolloutView(id=tally.id), tally)
             view.phase = "sealed" if tally.state == "sealed" else "open"
             view.ended = tally.sealed_at
@@ -83,10 +84,14 @@ class GatewaySource:
         summary.troubles = self._troubles(gateway, status.failed)
         board.point(Point(round(time.time(), 1), round(self._rate.at(now, totals.sampled_tokens), 1), status.in_flight))
 
-    def tallies(self) -> Iterable[SessionTally]:
-        """Of open sessions as last read, and of those that were sealed since this was last asked."""
+    def changed(self) -> list[SessionTally]:
+        """Of the sessions in which something happened since this was last asked; those that were sealed come last."""
         fresh, self._fresh = self._fresh, []
-        return (*self._watch.open.values(), *fresh)
+        opened = [each for each in self._watch.open.values() if self._told.get(each.id) != each.revision]
+        self._told |= {each.id: each.revision for each in opened}
+        for each in fresh:
+            self._told.pop(each.id, None)
+        return [*opened, *fresh]
 
     def close(self) -> None:
         """See :class:`~drivetrain.dashboard.source.Source`."""
@@ -144,7 +149,7 @@ class RunSource:
         """See :class:`~drivetrain.dashboard.source.Source`."""
         if self._gateway is not None:
             self._gateway.numbers(board, summary)
-            for tally in self._gateway.tallies():
+            for tally in self._gateway.changed():
                 name = tally.labels.get("rollout", tally.id)
                 view = self._views.get(name)
                 if view is not None and view.session in ("", tally.id):
@@ -184,15 +189,12 @@ def with_tally(view: RolloutView, tally: SessionTally) -> RolloutView:
         policy=tally.policy_version if tally.turns else None,
         started=view.started or tally.created_at,
     )
-    if tally.fates is not None:
-        changed.trained = tally.fates.get("", 0)
-        changed.masked = {reason: count for reason, count in tally.fates.items() if reason and count}
-    return changed
+    return changed if tally.fates is None else with_fates(changed, tally.fates)
 
 
 def with_result(view: RolloutView, result: RolloutResult, *, ended: float) -> RolloutView:
     """A rollout that has ended."""
-    return msgspec.structs.replace(
+    changed = msgspec.structs.replace(
         view,
         session=result.session_id,
         task=result.task_id,
@@ -208,3 +210,10 @@ def with_result(view: RolloutView, result: RolloutResult, *, ended: float) -> Ro
         ended=ended,
         error=result.error[:2000],
     )
+    return with_fates(changed, result.sampled_tokens) if result.sampled_tokens else changed
+
+
+def with_fates(view: RolloutView, fates: Mapping[str, int]) -> RolloutView:
+    """A rollout whose sampled tokens are known by the reason why they are not trained, ``""`` the trained."""
+    masked = {reason: count for reason, count in fates.items() if reason and count}
+    return msgspec.structs.replace(view, trained=fates.get("", 0), masked=masked, sampled=sum(fates.values()))

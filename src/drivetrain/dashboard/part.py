@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -19,10 +20,26 @@ from drivetrain.dashboard.summing import add_rollouts
 from drivetrain.dashboard.traces import Traces
 from drivetrain.errors import ConfigError
 from drivetrain.gateway.admin import AdminPart
+from drivetrain.gateway.openapi.operation import Events, operation
 from drivetrain.gateway.refusal import Refusal
 
 TICK_S = 1.0
+_UNWATCHED = 5
+"""How many times rarer updates are while nobody looks; whoever comes gets one at once."""
 _PUBLIC = frozenset({"/dashboard", "/dashboard/{file}", "/dashboard/trace/{rollout}"})
+OPERATIONS = (
+    operation("GET /dashboard", "The page.", str, media="text/html", public=True),
+    operation("GET /dashboard/trace/{rollout}", "The page that loads a trace.", str, media="text/html", public=True),
+    operation("GET /dashboard/{file}", "What the page loads.", str, media="*/*", public=True, errors=(404,)),
+    operation(
+        "GET /admin/events",
+        "The dashboard's board, as long as the reader stays.",
+        Events(dict[str, Any], "`snapshot`, `delta` or `end`."),
+        media="text/event-stream",
+        errors=(503,),
+    ),
+    operation("GET /admin/traces/{rollout}", "A rollout's trace as a page.", str, media="text/html", errors=(404, 503)),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +63,7 @@ class Dashboard:
         self._traces = traces
         self._tick_s = tick_s
         self._rendering = asyncio.Semaphore(1)
+        self._updating = asyncio.Lock()
         self.stream = EventStream(board)
 
     def part(self) -> AdminPart:
@@ -57,15 +75,18 @@ class Dashboard:
             web.get("/admin/events", self.stream.serve),
             web.get("/admin/traces/{rollout}", self._trace),
         )
-        return AdminPart(routes=routes, public=_PUBLIC, context=self._context, on_shutdown=self._end)
+        return AdminPart(
+            routes=routes, public=_PUBLIC, context=self._context, on_shutdown=self._end, operations=OPERATIONS
+        )
 
     async def update(self) -> None:
         """Bring the board up to date and tell its readers."""
-        summary = Summary()
-        await self._source.update(self.board, summary)
-        add_rollouts(summary, list(self.board.rollouts()))
-        self.board.summarize(summary)
-        self.board.commit()
+        async with self._updating:
+            summary = Summary()
+            await self._source.update(self.board, summary)
+            add_rollouts(summary, list(self.board.rollouts()))
+            self.board.summarize(summary)
+            self.board.commit()
 
     async def _context(self, _: web.Application) -> AsyncIterator[None]:
         ticking = asyncio.get_running_loop().create_task(self._tick())
@@ -86,7 +107,16 @@ class Dashboard:
                 await self.update()
             except Exception:
                 _log.exception("the dashboard could not be brought up to date")
+            await self._pause()
+
+    async def _pause(self) -> None:
+        self.stream.arrived.clear()
+        if self.stream.readers:
             await asyncio.sleep(self._tick_s)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._tick_s * _UNWATCHED):
+                await self.stream.arrived.wait()
 
     async def _page(self, request: web.Request) -> web.Response:
         return _answer(request, "index.html")

@@ -11,9 +11,12 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from drivetrain.gateway.admin import AdminPart
+from drivetrain.gateway.openapi.operation import operation
 from drivetrain.metrics.families import GatewayCollector
 from drivetrain.metrics.lag import LoopLag
 from drivetrain.metrics.watch import GatewayWatch
+
+OPERATIONS = (operation("GET /metrics", "Prometheus text, or OpenMetrics where it is asked for.", str, media="text/*"),)
 
 
 def metrics_part(watch: GatewayWatch, lag: LoopLag, more: Iterable[Collector] = ()) -> AdminPart:
@@ -41,4 +44,4 @@ def metrics_part(watch: GatewayWatch, lag: LoopLag, more: Iterable[Collector] = 
         await lag.stop()
         watch.close()
 
-    return AdminPart(routes=(web.get("/metrics", metrics),), context=context)
+    return AdminPart(routes=(web.get("/metrics", metrics),), context=context, operations=OPERATIONS)

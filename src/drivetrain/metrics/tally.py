@@ -105,7 +105,8 @@ class SessionTally:
         """Sampled tokens by the reason why they are not trained, ``""`` the trained; None while the session is open."""
         self.in_flight = 0
         self.policy_version = 0
-        self.last_turn_at = 0.0
+        self.revision = 0
+        """Grows whenever something else here has changed."""
         self.sealed_at = 0.0
         self._undelivered: list[Turn] = []
         if known:
@@ -113,8 +114,11 @@ class SessionTally:
 
     def read(self, session: Session, totals: Totals) -> None:
         """Take in what the session did since the last time."""
-        self.in_flight = session.delivery.in_flight
+        if self.in_flight != session.delivery.in_flight:
+            self.in_flight = session.delivery.in_flight
+            self.revision += 1
         if len(session.graph) > self.turns:
+            self.revision += 1
             self._add(islice(session.graph, self.turns, None), totals)
         if self._undelivered:
             waiting = [turn for turn in self._undelivered if not turn.delivered]
@@ -132,6 +136,7 @@ class SessionTally:
         self.read(session, totals)
         self.state, self.sealed_at, self.in_flight = "sealed", time.time(), 0
         self.fates = fates
+        self.revision += 1
         self._undelivered = []
         totals.sealed += 1
         for reason, count in fates.items():
@@ -146,7 +151,6 @@ class SessionTally:
             self.prompt_tokens += turn.prompt_len
             self.sampled_tokens += len(turn.sampled_ids)
             self.policy_version = turn.policy_version_end
-            self.last_turn_at = turn.completed_at
             if turn.fork_reason:
                 self.forks[turn.fork_reason] += 1
             self._undelivered.append(turn)
