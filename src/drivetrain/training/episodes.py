@@ -25,6 +25,7 @@ from drivetrain.training.file_transfer import named_weights
 from drivetrain.training.live import LiveTask
 from drivetrain.training.sources import EpisodeRequest, LiveSource
 from drivetrain.training.weights import fenced_sync
+from swe_rl_agent.registry import agent_name
 from swe_rl_env.tasks.model import SweTask
 
 FIXED_TEXT = (
@@ -99,7 +100,8 @@ class LiveRollouts:
     @property
     def tasks(self) -> list[LiveTask]:
         """The training set: every agent on every task."""
-        return [LiveTask(task_id=task, agent=agent) for task in self._config.tasks for agent in self._config.agents]
+        agents = [agent_name(agent) for agent in self._config.agents]  # a preset's path is no name
+        return [LiveTask(task_id=task, agent=agent) for task in self._config.tasks for agent in agents]
 
     @property
     def source(self) -> LiveSource:
