@@ -14,6 +14,7 @@ from drivetrain.cli import (
     agents,
     dashboard,
     doctor,
+    openapi,
     prepare,
     probe,
     reap,
@@ -138,6 +139,7 @@ app.add_typer(trace.app, name="trace")
 app.command("train")(train.train)
 app.command("serve")(serve.serve)
 app.command("dashboard")(dashboard.dashboard)
+app.command("openapi")(openapi.openapi)
 app.command("probe")(probe.probe)
 app.command("template-check")(template_check.template_check)
 app.command("completion")(completion)

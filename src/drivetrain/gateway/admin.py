@@ -15,6 +15,7 @@ from drivetrain.gateway.admin_fence import fence_routes
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.dialects.openai_chat import OpenAIChat
 from drivetrain.gateway.keys import AdminKeys, AdminScope, read_key
+from drivetrain.gateway.openapi.operation import Operation
 from drivetrain.gateway.policy import read_policy
 from drivetrain.gateway.refusal import Refusal
 from drivetrain.gateway.respond import error_response
@@ -40,12 +41,14 @@ class AdminPart(msgspec.Struct, frozen=True, kw_only=True):
     ``routes`` need a key of the surface (trainer scope). ``public`` are paths among them that are served to whoever
     reaches the port: nothing that is secret or recorded may be in what they answer. ``context`` runs while the surface
     is served (aiohttp's ``cleanup_ctx``); ``on_shutdown`` is called before its connections are closed.
+    ``operations`` describe its routes in the OpenAPI document, one each.
     """
 
     routes: tuple[web.RouteDef, ...]
     public: frozenset[str] = frozenset()
     context: Callable[[web.Application], AsyncIterator[None]] | None = None
     on_shutdown: Callable[[web.Application], Awaitable[None]] | None = None
+    operations: tuple[Operation, ...] = ()
 
 
 def guarded_app(keys: AdminKeys, parts: Iterable[AdminPart]) -> web.Application:

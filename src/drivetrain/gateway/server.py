@@ -15,6 +15,7 @@ from drivetrain.gateway.app import CONNECTIONS, harness_app
 from drivetrain.gateway.bind import Tls, bind, check_address
 from drivetrain.gateway.core import Gateway
 from drivetrain.gateway.keys import AdminKeys
+from drivetrain.gateway.openapi.part import openapi_part
 from drivetrain.gateway.patience import Patience
 from drivetrain.gateway.redact import guarded_logger
 from drivetrain.gateway.respond import SESSION
@@ -96,7 +97,9 @@ class GatewayServer:
             raise ConfigError("the admin surface is served already.", fix="Call listen_admin once.")
         keys = AdminKeys(admin_key, trainer_key)
         check_address(host, tls=tls, allow_public=allow_public, keys=keys)
-        admin = web.AppRunner(admin_app(self.gateway, keys, parts), access_log=None, shutdown_timeout=1.0, logger=_log)
+        parts = tuple(parts)
+        app = admin_app(self.gateway, keys, (*parts, openapi_part(parts)))
+        admin = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, logger=_log)
         await admin.setup()
         try:
             bound = await bind(admin, host, port, tls)
