@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from drivetrain.cli import engine_options as engines
+from drivetrain.cli import ray_options as cluster
 from drivetrain.cli import task_options as options
 from drivetrain.cli.completion import agents as complete_agents
 from drivetrain.cli.completion import tasks as complete_tasks
@@ -25,6 +26,7 @@ from drivetrain.errors import ConfigError
 from drivetrain.rollout.config import DEFAULT_TRAIN_LABELS, Dtype, EpisodeSpec, RolloutConfig, episodes_of
 from drivetrain.rollout.episode import EpisodeRunner
 from drivetrain.rollout.mask_guard import MaskedFractionExceeded, MaskGuard
+from drivetrain.rollout.on_ray.options import RayOptions
 from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.resume import ResumedRun, seal_unfinished
 from drivetrain.rollout.run_dir import RunDir
@@ -96,6 +98,10 @@ def rollout(
     resume: Path | None = typer.Option(
         None, "--resume", metavar="RUN", help="Go on with this run, under its own settings: run what has no result."
     ),
+    ray: str | None = cluster.RAY,
+    ray_cpus: float = cluster.CPUS,
+    ray_resource: list[str] = cluster.RESOURCE,
+    ray_attempts: int = cluster.ATTEMPTS,
     dashboard: bool = DASHBOARD,
     dashboard_port: int = DASHBOARD_PORT,
     json_output: bool = typer.Option(False, "--json", help="Print the results as JSON."),
@@ -110,12 +116,20 @@ def rollout(
     A run that was stopped goes on with --resume RUN: finished rollouts are kept, whatever their status; one that was
     going on starts anew, in a new session, and is counted once.
 
+    On a cluster with --ray auto: a gateway per node; what ran on a node that dies starts anew on another. The run
+    folder comes out as if all had run here (docs/ray.md).
+
     Exits with 1 when any rollout ended in an infrastructure failure (its reward is then none, never 0), or when too
     many sampled tokens were lost to faults.
     """
+    where = cluster.ray_options(ray, ray_cpus, ray_resource, ray_attempts, concurrency=concurrency)
+    if where is not None and dashboard:
+        raise ConfigError(
+            "--dashboard does not go with --ray.", fix="Look at the run folder: drivetrain dashboard RUN."
+        )
+    shown = dashboard_port if dashboard else None
     if resume is not None:
-        shown = dashboard_port if dashboard else None
-        _resume(context, resume, shown, format=format, allow_benchmarks=allow_benchmarks, as_json=json_output)
+        _resume(context, resume, shown, where, format=format, allow_benchmarks=allow_benchmarks, as_json=json_output)
         return
     if bool(task) == all_tasks:
         raise ConfigError("name tasks with --task, or take every one with --all-tasks (not both).")
@@ -155,18 +169,29 @@ def rollout(
         max_masked_fraction=max_masked_fraction,
     )
     run = RunDir.create(out_dir)
-    shown = dashboard_port if dashboard else None
-    results, guard = asyncio.run(_run(config, tasks, run, episodes_of(config), shown))
+    results, guard = asyncio.run(_run(config, tasks, run, episodes_of(config), shown, where))
     _tell_results(results, run, guard, json_output)
 
 
-_WITH_RESUME = {"resume", "format", "allow_benchmarks", "dashboard", "dashboard_port", "json_output"}
+_WITH_RESUME = {
+    "resume",
+    "format",
+    "allow_benchmarks",
+    "ray",
+    "ray_cpus",
+    "ray_resource",
+    "ray_attempts",
+    "dashboard",
+    "dashboard_port",
+    "json_output",
+}
 
 
 def _resume(
     context: typer.Context,
     path: Path,
     dashboard: int | None,
+    where: RayOptions | None,
     *,
     format: str | None,
     allow_benchmarks: bool,
@@ -192,7 +217,7 @@ def _resume(
         wanted = TaskChoice(
             source=config.source, format=format, ids=config.tasks, purpose="train", allow_benchmarks=allow_benchmarks
         )
-        _, guard = asyncio.run(_run(config, wanted.load(), run, missing, dashboard))
+        _, guard = asyncio.run(_run(config, wanted.load(), run, missing, dashboard, where))
     order = {spec.rollout_id: number for number, spec in enumerate(episodes_of(config))}
     results = sorted(run.results(), key=lambda result: order.get(result.rollout_id, len(order)))
     _tell_results(results, run, guard, as_json)
@@ -220,8 +245,17 @@ def _tell_results(results: Sequence[RolloutResult], run: RunDir, guard: MaskGuar
 
 
 async def _run(
-    config: RolloutConfig, tasks: Sequence[SweTask], run: RunDir, specs: Sequence[EpisodeSpec], dashboard: int | None
+    config: RolloutConfig,
+    tasks: Sequence[SweTask],
+    run: RunDir,
+    specs: Sequence[EpisodeSpec],
+    dashboard: int | None,
+    where: RayOptions | None,
 ) -> tuple[list[RolloutResult], MaskGuard]:
+    """Run the rollouts here, or on the cluster ``where`` names."""
+    if where is not None:
+        with _progress(len(specs)) as (started, finished), _kept(run):
+            return await cluster.run_on_ray(config, tasks, run, specs, where, on_start=started, on_done=finished)
     async with open_stack(config, run, tell, tasks=tasks) as runner:
         await seal_unfinished(runner.gateway)
         async with beside_run(run, specs, runner, dashboard) as show:
@@ -236,20 +270,27 @@ async def _run_all(
     runner: EpisodeRunner,
     show: Callable[[RolloutResult], None],
 ) -> list[RolloutResult]:
-    with _progress(len(specs)) as (started, finished):
+    with _progress(len(specs)) as (started, finished), _kept(run):
 
         def ended(result: RolloutResult) -> None:
             show(result)
             finished(result)
 
-        try:
-            return await run_rollouts(runner, specs, concurrency=config.concurrency, on_start=started, on_done=ended)
-        except MaskedFractionExceeded:
-            tell(f"stopped; what finished is in {run.path}")
-            raise
-        except BaseException:
+        return await run_rollouts(runner, specs, concurrency=config.concurrency, on_start=started, on_done=ended)
+
+
+@contextmanager
+def _kept(run: RunDir) -> Iterator[None]:
+    """Say, when the run ends early, what is left of it."""
+    try:
+        yield
+    except MaskedFractionExceeded:
+        tell(f"stopped; what finished is in {run.path}")
+        raise
+    except BaseException:
+        if run.path.is_dir():
             tell(f"what finished is in {run.path}; go on with: drivetrain rollout --resume {run.path}")
-            raise
+        raise
 
 
 @contextmanager
@@ -267,7 +308,8 @@ def _progress(total: int) -> Iterator[tuple[Callable[[EpisodeSpec], None], Calla
         running: list[str] = []
 
         def started(spec: EpisodeSpec) -> None:
-            running.append(spec.rollout_id)
+            if spec.rollout_id not in running:  # on a cluster a rollout may start twice
+                running.append(spec.rollout_id)
             bar.update(job, description=", ".join(running[:3]))
 
         def finished(result: RolloutResult) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -31,6 +30,3 @@ class SolvingEngine(msgspec.Struct, frozen=True):
             return submit if "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in text else "I fixed it."
 
         return ScriptedEngine(read_model_dir(self.tokenizer, self.tokenizer.name), script, context_length=100_000)
-
-
-Alive = Callable[[], bool]
