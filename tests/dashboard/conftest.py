@@ -52,7 +52,8 @@ class Heard(msgspec.Struct):
 
     @property
     def event(self) -> Event:
-        return msgspec.json.decode(self.data, type=Event)
+        """What it holds; nothing, of a comment."""
+        return Event() if self.name == ":" else msgspec.json.decode(self.data, type=Event)
 
 
 class Reader:

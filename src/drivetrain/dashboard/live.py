@@ -156,7 +156,7 @@ class RunSource:
                     self._views[name] = with_tally(view, tally)
         for name, phase in self._running.items():
             view = self._views[name]
-            if view.phase != phase:
+            if view.phase not in (phase, "done"):
                 started = view.started or time.time()
                 self._views[name] = msgspec.structs.replace(view, phase=phase, started=started)
         for view in self._views.values():
