@@ -39,7 +39,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120), read_bufsize=1 << 22) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=400), read_bufsize=1 << 22) as session:
         yield session
 
 

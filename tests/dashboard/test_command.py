@@ -16,6 +16,8 @@ from drivetrain.rollout.result import RolloutResult
 from drivetrain.rollout.run_dir import RunDir
 from tests.dashboard.conftest import Reader
 
+pytestmark = pytest.mark.timeout(480)
+
 
 async def test_it_serves_until_it_is_stopped(run: RunDir, http: aiohttp.ClientSession) -> None:
     main = "from drivetrain.cli.main import main; main()"
@@ -23,7 +25,7 @@ async def test_it_serves_until_it_is_stopped(run: RunDir, http: aiohttp.ClientSe
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        text = (await asyncio.wait_for(process.stdout.readuntil(b"}\n"), 120)).decode()
+        text = (await asyncio.wait_for(process.stdout.readuntil(b"}\n"), 300)).decode()
         said = json.loads(text)
         assert said["run"] == str(run.path)
         page, _, key = said["url"].partition("#key=")

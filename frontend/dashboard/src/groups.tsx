@@ -17,7 +17,7 @@ export function Groups({ rollouts }: { rollouts: Rollout[] }) {
     <div class="groups" tabIndex={0} role="region" aria-label="Groups">
       <table>
         <thead>
-          <tr><th scope="col">Task</th><th scope="col">Agent</th><th scope="col">Attempts</th><th scope="col" class="number">Mean</th><th scope="col">Spread</th></tr>
+          <tr><th scope="col">Task</th><th scope="col">Agent</th><th scope="col">Attempts</th><th scope="col" class="number">Mean</th><th scope="col">Signal</th></tr>
         </thead>
         <tbody>
           {groups.slice(0, 400).map((group) => (
@@ -26,7 +26,7 @@ export function Groups({ rollouts }: { rollouts: Rollout[] }) {
               <td>{group.agent || "–"}</td>
               <td class="squares">{group.members.map((one) => <Square key={one.id} one={one} />)}</td>
               <td class="number">{group.graded.length ? mean(group.graded).toFixed(2) : "–"}</td>
-              <td>{spread(group)}</td>
+              <td>{signal(group)}</td>
             </tr>
           ))}
         </tbody>
@@ -63,9 +63,9 @@ function mean(values: number[]): number {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
 }
 
-function spread(group: Group) {
+function signal(group: Group) {
   if (group.graded.length < 2) return <span class="quiet">–</span>;
   const some = Math.max(...group.graded) > Math.min(...group.graded);
-  if (some) return <span class="badge good">learns</span>;
+  if (some) return <span class="badge good" title="Rewards differ: there are advantages to learn from">yes</span>;
   return <span class="quiet" title="All rewards are equal: their advantages are zero">none</span>;
 }

@@ -40,12 +40,11 @@ class GatewaySource:
         self._fresh: list[SessionTally] = []
         self._told: dict[str, int] = {}
         self._sealed: deque[str] = deque()
-        self._dropped: list[str] = []
         self._left_out = 0
         self._rate = Rate()
         self._latency = Latency(watch.totals.engine_s)
         self._since: dict[str, float] = {}
-        watch.on_sealed = self._seal
+        watch.on_sealed = self._fresh.append
 
     async def update(self, board: Board, summary: Summary) -> None:
         """See :class:`~drivetrain.dashboard.source.Source`."""
@@ -55,9 +54,11 @@ class GatewaySource:
             view.phase = "sealed" if tally.state == "sealed" else "open"
             view.ended = tally.sealed_at
             board.put(view)
-        for name in self._dropped:
-            board.drop(name)
-        self._dropped.clear()
+            if tally.state == "sealed":
+                self._sealed.append(tally.id)
+        while len(self._sealed) > self._most_sealed:
+            board.drop(self._sealed.popleft())
+            self._left_out += 1
         summary.left_out = self._left_out
 
     def numbers(self, board: Board, summary: Summary) -> None:
@@ -86,7 +87,8 @@ class GatewaySource:
 
     def changed(self) -> list[SessionTally]:
         """Of the sessions in which something happened since this was last asked; those that were sealed come last."""
-        fresh, self._fresh = self._fresh, []
+        fresh = list(self._fresh)
+        self._fresh.clear()
         opened = [each for each in self._watch.open.values() if self._told.get(each.id) != each.revision]
         self._told |= {each.id: each.revision for each in opened}
         for each in fresh:
@@ -96,13 +98,6 @@ class GatewaySource:
     def close(self) -> None:
         """See :class:`~drivetrain.dashboard.source.Source`."""
         self._watch.close()
-
-    def _seal(self, tally: SessionTally) -> None:
-        self._fresh.append(tally)
-        self._sealed.append(tally.id)
-        while len(self._sealed) > self._most_sealed:
-            self._dropped.append(self._sealed.popleft())
-            self._left_out += 1
 
     def _troubles(self, gateway: Gateway, failed: str) -> list[Trouble]:
         present = {"fence": failed, "journal": gateway.journal.blocked}
