@@ -28,8 +28,10 @@ lint: setup ## ruff, mypy, import-linter.
 test: lint assets engine browser ## Set up, then all checks and tests.
 	scripts/run-tests
 
-fuzz: setup ## 10,000 hostile inputs for each API (docs/security.md).
-	DRIVETRAIN_FUZZ=10000 OMP_NUM_THREADS=1 .venv/bin/python -m pytest -s --timeout 0 tests/abuse/test_fuzz_dialects.py tests/abuse/test_fuzz_slices.py
+fuzz: setup ## 10,000 hostile inputs for each API, 500 for each operation, 100,000 by coverage (docs/security.md).
+	DRIVETRAIN_FUZZ=10000 OMP_NUM_THREADS=1 .venv/bin/python -m pytest -s --timeout 0 tests/abuse/test_fuzz_dialects.py tests/abuse/test_fuzz_slices.py tests/abuse/test_openapi_requests.py
+	.venv/bin/python -m pip install -q -c constraints.txt atheris
+	.venv/bin/python -m tests.abuse.coverage_slices -runs=100000
 
 VLLM ?= 0.31.0
 test-vllm: setup ## The engine, the probe, the fence and a rollout before a live vLLM on CPU (its own venv, about 3 GB).

@@ -1,7 +1,8 @@
 """What a session remembers of its JSON makes no difference but the time it takes.
 
 A harness sends its history in every call; messages are found again by their raw slices. The slices are compared with
-``json.loads`` of the whole body, and a decoder that remembers with one that does not.
+``json.loads`` of the whole body, and a decoder that remembers with one that does not. ``make fuzz`` looks for inputs
+of the second by coverage too (``tests/abuse/coverage_slices.py``).
 """
 
 from __future__ import annotations
@@ -15,16 +16,13 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from drivetrain.gateway.dialects.base import WireRequest
-from drivetrain.gateway.dialects.choose import DIALECTS
 from drivetrain.gateway.memo import MessageMemo
-from drivetrain.gateway.refusal import Refusal
-from tests.abuse.bodies import APIS, Api
+from tests.abuse.bodies import APIS
 from tests.abuse.fuzzing import fuzzed
 from tests.abuse.mutate import mutations
+from tests.abuse.remembering import read
 
 COUNT = int(os.environ.get("DRIVETRAIN_FUZZ", "100"))
-BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 KEYS = st.sampled_from(["messages", "a", "", "é", "\\", '"', "\u2028", "messages "])
 VALUES = st.recursive(
     st.none()
@@ -68,28 +66,6 @@ def test_slices_are_the_values_between_their_commas(
     assert all(raw == raw.strip() for raw in slices)
 
 
-class _Memory:
-    images = "placeholder"
-
-    def __init__(self, memo: MessageMemo) -> None:
-        self.memo = memo
-
-    def conversation(self, reply_id: str) -> None:
-        return None
-
-    def requested(self, reply_id: str) -> None:
-        return None
-
-
-def _read(api: Api, path: str, body: bytes, memo: MessageMemo) -> tuple[str, Any]:
-    request = WireRequest(body=body, path=path.partition("?")[0], parts={"model": "m"})
-    try:
-        call = BY_NAME[api.name].decode(request, _Memory(memo))  # type: ignore[arg-type]
-    except Refusal as refusal:
-        return "refused", (refusal.code, str(refusal))
-    return "read", (call.messages, call.keys, call.tools)
-
-
 @fuzzing(COUNT // 2)
 @given(st.lists(st.tuples(st.integers(0, 2**32), mutations, st.sampled_from(APIS)), min_size=2, max_size=4))
 def test_a_decoder_that_remembers_reads_the_same(calls: list[Any]) -> None:
@@ -101,4 +77,4 @@ def test_a_decoder_that_remembers_reads_the_same(calls: list[Any]) -> None:
             body.decode()
         except UnicodeDecodeError:
             continue  # refused before it is decoded
-        assert _read(api, path, body, memo) == _read(api, path, body, MessageMemo())
+        assert read(api.name, path, body, memo) == read(api.name, path, body, MessageMemo())
