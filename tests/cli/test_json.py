@@ -75,7 +75,8 @@ CASES: dict[tuple[str, ...], list[str]] = {
     ("trace", "why-forked"): ["{place}/run"],
     ("trace", "stats"): ["{place}/run"],
 }
-ELSEWHERE = {("train",), ("serve",)}  # below: they need a model that learns, and a process that stays
+ELSEWHERE = {("train",), ("serve",), ("dashboard",)}
+"""Below, and tests/dashboard/test_command.py: they need a model that learns, or a process that stays."""
 
 
 def test_no_command_is_left_out() -> None:
