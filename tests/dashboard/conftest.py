@@ -52,8 +52,7 @@ class Heard(msgspec.Struct):
 
     @property
     def event(self) -> Event:
-        """What it holds; nothing, of a comment."""
-        return Event() if self.name == ":" else msgspec.json.decode(self.data, type=Event)
+        return msgspec.json.decode(self.data, type=Event)
 
 
 class Reader:
@@ -63,8 +62,8 @@ class Reader:
         self.response = response
         self._rest = b""
 
-    async def next(self) -> Heard:
-        """The next event or comment; what only says how long to wait is left out. Raises EOFError."""
+    async def next(self, *, comments: bool = False) -> Heard:
+        """The next event, or with ``comments`` the next of either. Raises EOFError."""
         while True:
             while b"\n\n" not in self._rest:
                 data = await self.response.content.readany()
@@ -74,7 +73,9 @@ class Reader:
             block, self._rest = self._rest.split(b"\n\n", 1)
             lines = block.decode().split("\n")
             if lines[0].startswith(":"):
-                return Heard(":", "", lines[0])
+                if comments:
+                    return Heard(":", "", lines[0])
+                continue
             fields = dict(line.split(": ", 1) for line in lines)
             if "event" in fields:
                 return Heard(fields["event"], fields.get("id", ""), fields["data"])

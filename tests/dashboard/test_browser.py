@@ -31,6 +31,8 @@ from tests.viewer.browser import PATIENCE_MS, serious_findings
 
 pytestmark = pytest.mark.timeout(480)
 expect.set_options(timeout=PATIENCE_MS)
+LONG_MS = 3 * PATIENCE_MS
+"""Of what waits for a sandbox, an agent or its tests."""
 
 
 def script() -> list[str]:
@@ -44,7 +46,7 @@ def script() -> list[str]:
 async def test_a_real_run_while_it_goes_on(tiny_model: ModelDir, tmp_path: Path) -> None:
     """An unmodified agent on a real task; the weight-sync gate holds its first call until the page has shown that."""
     engine = ScriptedEngine.from_lines(script(), tiny_model, then="done", context_length=100_000)
-    config = RolloutConfig(tasks=(TASK,), agents=("mini-swe-agent", "noop"), max_tokens=2000, deadline_s=240)
+    config = RolloutConfig(tasks=(TASK,), agents=("mini-swe-agent", "noop"), max_tokens=2000, deadline_s=400)
     run, specs = RunDir.create(tmp_path / "run"), episodes_of(config)
     stack = open_stack(config, run, lambda _: None, engine=engine, model=tiny_model)
     async with stack as runner, browsing() as browser:
@@ -66,7 +68,7 @@ async def test_a_real_run_while_it_goes_on(tiny_model: ModelDir, tmp_path: Path)
 
 async def _held(page: Page) -> None:
     engine = page.locator(".card", has_text="Engine")
-    await expect(engine).to_contain_text("1 waiting")
+    await expect(engine).to_contain_text("1 waiting", timeout=LONG_MS)
     await expect(engine.locator(".badge")).to_have_text("closed")
     await expect(page.locator(".headline .badge")).to_have_text("gate closed by trainer")
     await expect(page.locator("#rollouts [role=row]", has_text="mini-swe-agent")).to_contain_text("agent")
@@ -74,7 +76,7 @@ async def _held(page: Page) -> None:
 
 
 async def _done(page: Page, rollout: str) -> None:
-    await expect(page.locator(".card", has_text="Rollouts").first).to_contain_text("2 of 2 done")
+    await expect(page.locator(".card", has_text="Rollouts").first).to_contain_text("2 of 2 done", timeout=LONG_MS)
     await expect(page.locator(".connection")).to_have_text("finished")
     line = page.locator("#rollouts [role=row]", has_text="mini-swe-agent")
     await expect(line).to_contain_text("solved")

@@ -144,9 +144,7 @@ async def test_a_gateway_shows_its_sessions(start_rig: StartRig, http: aiohttp.C
         reader = Reader(response)
         views: dict[str, model.RolloutView] = {}
         while not views.get(session.id, model.RolloutView(id="")).turns:
-            heard = await reader.next()
-            if heard.name != ":":
-                views |= {view.id: view for view in heard.event.rollouts}
+            views |= {view.id: view for view in (await reader.next()).event.rollouts}
     assert views[session.id].phase == "open"
     async with http.get(f"{url}/admin/sessions", headers=BEARER) as response:
         assert response.status == 200  # the surface's own routes are there as before
