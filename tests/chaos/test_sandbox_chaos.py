@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,8 +130,15 @@ def test_nothing_is_left_of_owners_killed_at_any_point(kit: Kit, tmp_path: Path)
     assert wait_until_clean(kit, root, plan.mark, ids, patience_s=20.0) == []
 
 
+def wait_for_command_line(pid: int) -> None:
+    """A process that has just begun has none for a moment."""
+    deadline = time.monotonic() + 60
+    while not Path(f"/proc/{pid}/cmdline").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 @pytest.mark.real
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.case("F1")
 def test_the_check_sees_what_is_left(kit: Kit, tmp_path: Path) -> None:
     """Without a reap it finds the leavings of a killed owner, and after one it names a process that stayed."""
@@ -144,6 +152,7 @@ def test_the_check_sees_what_is_left(kit: Kit, tmp_path: Path) -> None:
     stray = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True, executable="/bin/sleep")
     marked = subprocess.Popen(["sh", "-c", "sleep 600; true", plan.mark], start_new_session=True)
     try:
+        wait_for_command_line(marked.pid)
         named = wait_until_clean(kit, root, plan.mark, ids, patience_s=0.5)
         assert named == [f"process {marked.pid} runs inside"]
     finally:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from drivetrain.errors import InfrastructureError
 from drivetrain.messages import Message, ToolSpec
@@ -140,6 +142,16 @@ def honoured_knobs(engine: Engine) -> frozenset[str]:
 def max_temperature(engine: Engine) -> float:
     """Hottest temperature an engine samples at: its attribute ``max_temperature``, infinite when it has none."""
     return float(getattr(engine, "max_temperature", math.inf))
+
+
+@runtime_checkable
+class GeneratesPacked(Protocol):
+    """An engine that takes a prompt as an array: a list of tens of thousands of ids costs milliseconds per call."""
+
+    async def generate_packed(
+        self, prompt_ids: npt.NDArray[np.int32], sampling: Sampling, *, request_id: str, session_id: str = ""
+    ) -> Completion:
+        """As :meth:`Engine.generate`, of a one-dimensional array."""
 
 
 @runtime_checkable

@@ -12,7 +12,6 @@ from drivetrain.gateway.upstream import prompt_difference
 from drivetrain.messages import Call, FinishReason, Reply, ToolCall, Usage
 from drivetrain.tokens.codec import PROMPT_END, TokenCodec
 from drivetrain.tokens.parse import Parsed
-from drivetrain.trace.graph import prompt_digest
 from drivetrain.trace.keys import extend, message_key
 from drivetrain.trace.sample import PROMPT_MISMATCH
 from drivetrain.trace.turn import Turn, pack_ids, pack_logprobs
@@ -45,10 +44,11 @@ def record_turn(
     completion: Completion,
     effective: Effective,
     identity: Identity,
+    prompt_sha256: bytes,
     times: Times,
     engine: str,
 ) -> Turn:
-    """The turn of a completed call; ``link`` is set when it joins the graph."""
+    """The turn of a completed call; ``link`` is set when it joins the graph. ``prompt_sha256`` is of ``prompt.ids``."""
     parsed = codec.parse(completion.token_ids, tools=call.tools, prompt=prompt.ids[-PROMPT_END:].tolist())
     reply = _reply(identity, parsed, completion, Usage(len(prompt.ids), len(completion.token_ids)), times)
     spoken = message_key(reply.as_message())
@@ -60,7 +60,7 @@ def record_turn(
         sampled_ids=pack_ids(completion.token_ids),
         logprobs=pack_logprobs(completion.logprobs),
         prompt_len=len(prompt.ids),
-        prompt_sha256=prompt_digest(prompt.ids),
+        prompt_sha256=prompt_sha256,
         tail_keys=prompt.tail_keys,
         prompt_chain=prompt.match.chain,
         reply_key=spoken,

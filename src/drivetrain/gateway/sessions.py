@@ -28,6 +28,7 @@ from drivetrain.journal.writer import Journal
 from drivetrain.messages import Message, RequestedSampling
 from drivetrain.trace.conversation import request_of
 from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.hashes import PromptHashes
 from drivetrain.trace.provenance import SessionProvenance
 
 SessionState = Literal["open", "sealed"]
@@ -64,6 +65,7 @@ class Session:
         self.delivery = Delivery(self.graph)
         self.events: dict[str, int] = {}
         self.memo = MessageMemo()
+        self.hashes = PromptHashes()
         self.committing = asyncio.Lock()
         self.volatile = compile_patterns(policy.volatile_lines)
         self.line = CallLine(policy.max_concurrent_calls, policy.max_queued_calls)

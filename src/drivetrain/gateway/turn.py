@@ -12,6 +12,7 @@ from drivetrain.engines.protocol import (
     Engine,
     EngineError,
     GeneratesFromMessages,
+    GeneratesPacked,
     Sampling,
     honoured_knobs,
 )
@@ -134,6 +135,7 @@ class TurnRunner:
             completion,
             effective,
             Identity(turn_id, reply_id, body_sha256, session.graph.session_tag, session.policy.model),
+            session.hashes.digest(turn_id, prompt.parent, prompt.ids, prompt.delta),
             Times(started, time.time(), passage),
             self._engine.name,
         )
@@ -164,7 +166,10 @@ class TurnRunner:
     async def _ask(
         self, session: Session, call: Call, prompt: Prompt, sampling: Sampling, request_id: str
     ) -> Completion:
-        ids, engine = prompt.ids.tolist(), self._engine
+        engine = self._engine
+        if isinstance(engine, GeneratesPacked):
+            return await engine.generate_packed(prompt.ids, sampling, request_id=request_id, session_id=session.id)
+        ids = prompt.ids.tolist()
         if not isinstance(engine, GeneratesFromMessages):
             return await engine.generate(ids, sampling, request_id=request_id, session_id=session.id)
         messages, tools = conversation_of(session.graph, prompt, call)

@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from drivetrain.engines.fingerprint import Fingerprint, Fingerprints
 from drivetrain.engines.protocol import Completion, EngineError, Sampling
 from drivetrain.engines.remote import RemoteClient, as_overflow
+from drivetrain.engines.remote.ids import packed
 from drivetrain.engines.sglang.scoring import score
 from drivetrain.engines.sglang.served import Served, WeightLabels, check_adapter, read_served
 from drivetrain.engines.sglang.wire import HONOURED_KNOBS, GenerateReply, read, request
@@ -133,6 +136,12 @@ class SGLangEngine:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str = ""
+    ) -> Completion:
+        """:meth:`generate_packed` of a list."""
+        return await self.generate_packed(packed(prompt_ids), sampling, request_id=request_id, session_id=session_id)
+
+    async def generate_packed(
+        self, prompt_ids: npt.NDArray[np.int32], sampling: Sampling, *, request_id: str, session_id: str = ""
     ) -> Completion:
         """Sample one completion. Cancelling closes the connection and aborts the request in the server by its id:
         SGLang looks for closed connections only every few seconds.

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from drivetrain.engines.protocol import EngineFinish, EngineMalformed, Sampling
+from drivetrain.engines.remote.ids import PromptIds, json_ids
 from drivetrain.engines.remote.sampled import Sampled
 
 HONOURED_KNOBS = frozenset(
@@ -61,12 +62,12 @@ class GenerateReply(msgspec.Struct):
 
 
 def request(
-    prompt_ids: Sequence[int], sampling: Sampling, *, max_tokens: int, seed: int, rid: str, adapter: str | None
+    prompt_ids: PromptIds, sampling: Sampling, *, max_tokens: int, seed: int, rid: str, adapter: str | None
 ) -> dict[str, Any]:
     """The body of a call. ``ignore_eos`` stays off: switched on it would ignore ``stop_token_ids`` as well."""
     body: dict[str, Any] = {
         "rid": rid,
-        "input_ids": list(prompt_ids),
+        "input_ids": json_ids(prompt_ids),
         "sampling_params": {
             "n": 1,
             "max_new_tokens": max_tokens,
@@ -105,7 +106,7 @@ def _own(knob: str, value: Any) -> Any:
     return value
 
 
-def read(reply: GenerateReply, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
+def read(reply: GenerateReply, prompt_ids: PromptIds, sampling: Sampling) -> Sampled:
     """What an answer says.
 
     Raises:

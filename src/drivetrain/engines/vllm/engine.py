@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from drivetrain.engines.fingerprint import Fingerprint, Fingerprints
 from drivetrain.engines.protocol import Completion, EngineError, Sampling
 from drivetrain.engines.remote import RemoteClient, as_overflow
+from drivetrain.engines.remote.ids import packed
 from drivetrain.engines.vllm.scoring import score
 from drivetrain.engines.vllm.served import APIS, Api, Served, check_served, read_served
 from drivetrain.engines.vllm.weights import WeightLabels
@@ -161,6 +164,12 @@ class VLLMEngine:
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session_id: str = ""
+    ) -> Completion:
+        """:meth:`generate_packed` of a list."""
+        return await self.generate_packed(packed(prompt_ids), sampling, request_id=request_id, session_id=session_id)
+
+    async def generate_packed(
+        self, prompt_ids: npt.NDArray[np.int32], sampling: Sampling, *, request_id: str, session_id: str = ""
     ) -> Completion:
         """Sample one completion. Cancelling closes the connection, on which vLLM aborts the request.
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from drivetrain.engines.protocol import EngineFinish, EngineMalformed, Sampling
+from drivetrain.engines.remote.ids import PromptIds, json_ids, packed
 from drivetrain.engines.remote.sampled import Sampled
 
 HONOURED_KNOBS = frozenset(
@@ -42,10 +43,10 @@ class Wire(Protocol):
     path: str
     reply: type[Any]
 
-    def request(self, model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, seed: int) -> Any:
+    def request(self, model: str, prompt_ids: PromptIds, sampling: Sampling, max_tokens: int, seed: int) -> Any:
         """The body of a call."""
 
-    def read(self, reply: Any, prompt_ids: Sequence[int]) -> Sampled:
+    def read(self, reply: Any, prompt_ids: PromptIds) -> Sampled:
         """What an answer says.
 
         Raises:
@@ -158,11 +159,11 @@ class CompletionsWire:
     path = "/v1/completions"
     reply = CompletionsReply
 
-    def request(self, model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, seed: int) -> Any:
+    def request(self, model: str, prompt_ids: PromptIds, sampling: Sampling, max_tokens: int, seed: int) -> Any:
         """The body of a call."""
         return {
             "model": model,
-            "prompt": list(prompt_ids),
+            "prompt": json_ids(prompt_ids),
             "add_special_tokens": False,
             "echo": False,
             "stream": False,
@@ -171,11 +172,11 @@ class CompletionsWire:
             **knobs(sampling, max_tokens, seed),
         }
 
-    def read(self, reply: CompletionsReply, prompt_ids: Sequence[int]) -> Sampled:
+    def read(self, reply: CompletionsReply, prompt_ids: PromptIds) -> Sampled:
         """What an answer says; raises :class:`EngineMalformed`."""
         choice = _only(reply.choices)
         ids = _ids(choice.token_ids)
-        if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt_ids):
+        if choice.prompt_token_ids is not None and choice.prompt_token_ids != packed(prompt_ids).tolist():
             raise _changed_prompt(len(choice.prompt_token_ids), len(prompt_ids))
         _check_prompt(reply.usage, prompt_ids)
         flat = choice.logprobs or FlatLogprobs()
@@ -191,16 +192,16 @@ class GenerateWire:
     path = "/inference/v1/generate"
     reply = GenerateReply
 
-    def request(self, model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, seed: int) -> Any:
+    def request(self, model: str, prompt_ids: PromptIds, sampling: Sampling, max_tokens: int, seed: int) -> Any:
         """The body of a call."""
         return {
             "model": model,
-            "token_ids": list(prompt_ids),
+            "token_ids": json_ids(prompt_ids),
             "stream": False,
             "sampling_params": knobs(sampling, max_tokens, seed),
         }
 
-    def read(self, reply: GenerateReply, prompt_ids: Sequence[int]) -> Sampled:
+    def read(self, reply: GenerateReply, prompt_ids: PromptIds) -> Sampled:
         """What an answer says; raises :class:`EngineMalformed`."""
         choice = _only(reply.choices)
         ids = _ids(choice.token_ids)
@@ -231,7 +232,7 @@ def _ids(ids: list[int] | None) -> list[int]:
     return ids
 
 
-def _check_prompt(usage: Usage | None, prompt_ids: Sequence[int]) -> None:
+def _check_prompt(usage: Usage | None, prompt_ids: PromptIds) -> None:
     counted = usage.prompt_tokens if usage else None
     if counted is not None and counted != len(prompt_ids):
         raise _changed_prompt(counted, len(prompt_ids))

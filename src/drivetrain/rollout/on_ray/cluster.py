@@ -52,7 +52,7 @@ class RayCluster:
     def nodes(self) -> list[Node]:
         """Living nodes that have room for at least one rollout."""
         found = []
-        for node in ray.nodes():
+        for node in ray.nodes():  # type: ignore[no-untyped-call]
             slots = self._slots(node["Resources"])
             if node["Alive"] and slots:
                 found.append(Node(node["NodeID"], f"{node['NodeManagerAddress']}-{node['NodeID'][:8]}", slots))
