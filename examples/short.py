@@ -50,7 +50,7 @@ async def scripted_run(
     model = tiny_model(folder)
     engine = ScriptedEngine.from_lines(list(says), model, then="I am done.", context_length=CONTEXT)
     config = RolloutConfig(
-        tasks=tuple(task.instance_id for task in tasks), agents=(agent,), n=n, source=source, deadline_s=300
+        tasks=tuple(task.instance_id for task in tasks), agents=(agent,), n=n, source=source
     )
     run = RunDir.create(folder / "run")
     async with open_stack(config, run, print, engine=engine, model=model, tasks=tasks) as runner:

@@ -58,6 +58,7 @@ CASES: dict[tuple[str, ...], list[str]] = {
     ("eval",): ["-a", "noop", "--source", "{place}/ops.jsonl", "-t", "all"],
     ("probe",): ["--embedded", "{model}"],
     ("template-check",): ["{model}"],
+    ("openapi",): ["--out", "openapi.json"],
     ("openapi",): [],
     ("tasks", "ls"): [],
     ("tasks", "show"): [TASK],
