@@ -72,9 +72,12 @@ async def test_beside_a_run(run: RunDir, http: aiohttp.ClientSession, capsys: py
                     rollout_id="fix.a.7", session_id="", task_id="fix", agent="a", group=7, status="ok", reward=1.0
                 )
             )
-            while phases["fix.a.7"] != "done":
-                heard = await reader.next()
-                phases |= {view.id: view.phase for view in heard.event.rollouts}
+            ended = False
+            while not ended:
+                event = (await reader.next()).event
+                phases |= {view.id: view.phase for view in event.rollouts}
+                ended = event.summary is not None and event.summary.finished
+            assert set(phases.values()) == {"done"}
     assert f"drivetrain dashboard {run.path}" in capsys.readouterr().err.replace("\n", "")
 
 

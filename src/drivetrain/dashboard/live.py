@@ -132,12 +132,10 @@ class RunSource:
         }
         self._running = running
         self._gateway = gateway
-        self._left = len(self._views)
 
     def finished(self, result: RolloutResult) -> None:
         """A rollout has ended."""
         before = self._views.get(result.rollout_id, RolloutView(id=result.rollout_id))
-        self._left -= before.phase != "done"
         self._views[result.rollout_id] = with_result(before, result, ended=time.time())
 
     async def update(self, board: Board, summary: Summary) -> None:
@@ -158,7 +156,7 @@ class RunSource:
             board.put(view)
         running = list(self._running.values())
         summary.sandboxes = {"agent": len(running), "grader": running.count("grading")}
-        summary.finished = self._left == 0
+        summary.finished = all(view.phase == "done" for view in self._views.values())
 
     def close(self) -> None:
         """See :class:`~drivetrain.dashboard.source.Source`."""

@@ -96,18 +96,20 @@ class Dashboard:
 
     async def _end(self, _: web.Application) -> None:
         """Before connections are closed: the last state, and that it is the last."""
-        with suppress(Exception):
-            await self.update()
+        await self._update_or_log()
         self._source.close()
         self.board.close()
 
     async def _tick(self) -> None:
         while True:
-            try:
-                await self.update()
-            except Exception:
-                _log.exception("the dashboard could not be brought up to date")
+            await self._update_or_log()
             await self._pause()
+
+    async def _update_or_log(self) -> None:
+        try:
+            await self.update()
+        except Exception:  # what observes a run must not be what breaks it
+            _log.exception("the dashboard could not be brought up to date")
 
     async def _pause(self) -> None:
         self.stream.arrived.clear()
