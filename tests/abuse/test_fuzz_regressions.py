@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from drivetrain.engines.models import ModelDir
+from drivetrain.gateway.admin import admin_app
+from drivetrain.gateway.keys import AdminKeys
 from drivetrain.tokens.codec import TokenCodec
 from tests.abuse.bodies import ANTHROPIC, CHAT, GOOGLE, RESPONSES, Api
 from tests.abuse.fuzzing import Victim, check
-from tests.abuse.inprocess import payloads
+from tests.abuse.inprocess import Surface, payloads
 
 HI = b'{"contents":[{"parts":[{"text":"hi"}]}],'
 MESSAGES = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'
@@ -96,6 +100,27 @@ async def test_a_body_in_another_encoding_than_it_says(victim: Victim, encoding:
     answer = await victim.ask(ANTHROPIC, "/v1/messages", MESSAGES, {"Content-Encoding": encoding})
     assert answer.status == 400
     assert not complaints
+
+
+ADMIN: list[tuple[str, bytes, int]] = [
+    ("a number that the journal cannot hold", b'{"policy":{"max_turns":' + str(2**70).encode() + b"}}", 400),
+    ("a seed that it cannot hold", b'{"policy":{"seed":' + str(-(2**64)).encode() + b"}}", 400),
+    ("a body over the limit", b" " * (1 << 20) + b"{}", 413),
+    ("lists in each other", b'{"policy":{"knobs":' + b"[" * 100_000, 400),
+    ("text that is not UTF-8", b'{"labels":{"a":"\xff"}}', 400),
+]
+
+
+async def test_bodies_of_the_admin_surface(complaints: list[str]) -> None:
+    """They are refused before a gateway is asked for anything, so that none is needed."""
+    gateway: Any = SimpleNamespace(model="m", fence=None)
+    surface = await Surface(admin_app(gateway, AdminKeys("a" * 40))).open()
+    for what, body, status in ADMIN:
+        answer = await surface.ask("POST", "/admin/sessions", body, {"x-api-key": "a" * 40})
+        assert answer.status == status, what
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert not complaints
+    await surface.close()
 
 
 async def test_bytes_are_read_anew_where_they_mean_something_else(victim: Victim) -> None:

@@ -69,6 +69,11 @@ def guarded_app(keys: AdminKeys, parts: Iterable[AdminPart]) -> web.Application:
             return await handler(request)
         except Refusal as refusal:
             return error_response(refusal, errors)
+        except web.HTTPRequestEntityTooLarge:
+            too_large = Refusal("request_too_large", f"the request body exceeds {request.client_max_size} bytes.")
+            return error_response(too_large, errors)
+        except RecursionError:  # msgspec's, of a body
+            return error_response(Refusal("invalid_request", "the request body is nested too deeply."), errors)
         except web.HTTPException as error:
             return error_response(Refusal("not_found", f"{request.method} {request.path}: {error.reason}."), errors)
         except JournalError as error:

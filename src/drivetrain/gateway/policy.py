@@ -97,6 +97,10 @@ class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"{name} is {value}; it must be positive and finite.", fix="Leave it out for the default."
                 )
+        for name in ("seed", "max_queued_calls", *_POSITIVE):
+            value = getattr(self, name)
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:  # the journal holds no larger one
+                raise ConfigError(f"{name} is {value}; it must fit into 64 bits.", fix="Use a smaller number.")
         if self.max_queued_calls < 0:
             raise ConfigError(f"max_queued_calls is {self.max_queued_calls}; it must be 0 or more.")
         for name in ("purpose", "on_budget", "images", "reasoning"):
