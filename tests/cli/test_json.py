@@ -59,7 +59,6 @@ CASES: dict[tuple[str, ...], list[str]] = {
     ("probe",): ["--embedded", "{model}"],
     ("template-check",): ["{model}"],
     ("openapi",): ["--out", "openapi.json"],
-    ("openapi",): [],
     ("tasks", "ls"): [],
     ("tasks", "show"): [TASK],
     ("tasks", "stats"): [],
