@@ -49,9 +49,7 @@ async def scripted_run(
     source, tasks = generated_tasks(folder)
     model = tiny_model(folder)
     engine = ScriptedEngine.from_lines(list(says), model, then="I am done.", context_length=CONTEXT)
-    config = RolloutConfig(
-        tasks=tuple(task.instance_id for task in tasks), agents=(agent,), n=n, source=source
-    )
+    config = RolloutConfig(tasks=tuple(task.instance_id for task in tasks), agents=(agent,), n=n, source=source)
     run = RunDir.create(folder / "run")
     async with open_stack(config, run, print, engine=engine, model=model, tasks=tasks) as runner:
         return run, await run_rollouts(runner, episodes_of(config), concurrency=config.concurrency)
