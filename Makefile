@@ -1,4 +1,4 @@
-.PHONY: help setup assets engine browser demo test fuzz test-vllm chaos lint bench oracle docs clean
+.PHONY: help setup assets engine browser demo test fuzz test-vllm chaos ray lint bench oracle docs clean
 
 help: ## Say what there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -43,6 +43,10 @@ SECONDS ?= 600
 SEED ?= 7
 chaos: setup ## Faults over a running gateway, its engine and 54 agents, then a checker (SECONDS=600 SEED=7).
 	OMP_NUM_THREADS=1 .venv/bin/python -m tests.chaos.stack.run --seconds $(SECONDS) --seed $(SEED)
+
+ROLLOUTS ?= 200
+ray: setup ## Two Ray nodes here, real agents, one node killed midway; then what is on disk is counted (ROLLOUTS=200).
+	OMP_NUM_THREADS=1 .venv/bin/python -m tests.rollout.on_ray.scenario --rollouts $(ROLLOUTS)
 
 bench: setup ## drivetrain's gateway beside its peers: CPU and memory per call; fails when a ratio got worse (10 minutes).
 	scripts/peers-venv
