@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from drivetrain.rollout.config import RolloutConfig
 from drivetrain.rollout.run_dir import RunDir
 from drivetrain.training.episodes import LiveRollouts
 from drivetrain.training.live import train_live
+from tests.swe_rl_agent.test_custom_agent import example
 
 TASK = "pypi__xmltodict-0.14.2"
 
@@ -43,6 +45,14 @@ def test_pi_samples_from_the_model_being_trained(tmp_path: Path) -> None:
     versions = {pair[0] for result in results for row in result.rows for pair in row.metadata["policy_versions"]}
     assert versions == {0, 1}
     assert [audit.problems for audit in audit_run(run)] == [[]] * 4
+
+
+def test_an_agent_given_as_a_preset_file_goes_by_its_name(tmp_path: Path, tiny_model) -> None:  # type: ignore[no-untyped-def]
+    preset = tmp_path / "own.toml"
+    preset.write_text(example("preset"), encoding="utf-8")
+    config = RolloutConfig(tasks=(TASK,), agents=("pi", str(preset)))
+    live = LiveRollouts(config, tiny_model, RunDir.create(tmp_path / "run"), lambda _: None)
+    assert [task.agent for task in live.tasks] == ["pi", tomllib.loads(example("preset"))["name"]]
 
 
 def test_agents_without_a_model_are_refused(tmp_path: Path, tiny_model) -> None:  # type: ignore[no-untyped-def]
