@@ -144,6 +144,20 @@ async def test_what_ran_on_a_dead_node_runs_again_elsewhere(tmp_path: Path) -> N
     assert any("dying is gone" in line for line in driven.said)
 
 
+async def test_a_dead_node_costs_a_rollout_one_attempt(tmp_path: Path) -> None:
+    """Its other workers do not try what the first has just lost."""
+    dying, other = FakeNode("dying", dies_after=0), FakeNode("other", slow=True)
+    dying.node = msgspec.structs.replace(dying.node, slots=8)
+    driven = driver(tmp_path, FakeCluster(dying, other), max_attempts=2)
+    running = asyncio.ensure_future(driven.rollouts.run(episodes_of(CONFIG)))
+    async with asyncio.timeout(60):
+        while len(other.ran) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert len(dying.ran) <= 6 and len(set(dying.ran)) == len(dying.ran)
+    running.cancel()
+    await asyncio.wait({running})
+
+
 async def test_a_rollout_that_loses_every_node_has_no_reward(tmp_path: Path) -> None:
     nodes = [FakeNode(f"n{number}", slow=True) for number in range(2)]
     for node in nodes:

@@ -67,6 +67,7 @@ class RolloutsOnCluster:
         self._news = asyncio.Condition()
         self._starts: Counter[str] = Counter()
         self._refused: dict[str, str] = {}
+        self._starting: set[str] = set()
         self.guard = MaskGuard(job.config.max_masked_fraction)
         self.book = Book((), max_attempts=options.max_attempts)
 
@@ -120,6 +121,9 @@ class RolloutsOnCluster:
                         fix="Bring nodes back and go on with `drivetrain rollout --resume`.",
                     )
                 await self._await_news(_POLL_S)
+            ending = [task for each, task in serving.items() if each not in self._starting]
+            if ending:
+                await asyncio.wait(ending, timeout=_CLOSE_S)
         finally:
             for task in serving.values():
                 task.cancel()
@@ -138,9 +142,10 @@ class RolloutsOnCluster:
         handle = self._cluster.open(node, self._job)
         try:
             if await self._started(node, handle):
+                gone = asyncio.Event()
                 async with asyncio.TaskGroup() as group:
                     for _ in range(node.slots):
-                        group.create_task(self._work(node, handle))
+                        group.create_task(self._work(node, handle, gone))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
@@ -150,6 +155,7 @@ class RolloutsOnCluster:
 
     async def _started(self, node: Node, handle: NodeHandle) -> bool:
         say = asyncio.create_task(self._say(node, handle))
+        self._starting.add(node.id)
         try:
             async with asyncio.timeout(self._options.start_s):
                 info = await handle.start()
@@ -165,6 +171,7 @@ class RolloutsOnCluster:
                 self._refuse(node, f"it cannot run rollouts: {_brief(failure)}")
             return False
         finally:
+            self._starting.discard(node.id)
             say.cancel()
             await asyncio.wait({say})
         return self._is_alike(node, info)
@@ -188,22 +195,24 @@ class RolloutsOnCluster:
         self._tell(f"node {node.name}: {node.slots} rollouts at a time")
         return True
 
-    async def _work(self, node: Node, handle: NodeHandle) -> None:
-        """One rollout after the other on a node, until there is none left or the node is gone."""
-        while (attempt := await self._next(node)) is not None:
+    async def _work(self, node: Node, handle: NodeHandle, gone: asyncio.Event) -> None:
+        """One rollout after the other on a node, until there is none left or the node is gone: whoever hears it first
+        says so, lest the others try on it what it has just lost."""
+        while (attempt := await self._next(node, gone)) is not None:
             self._on_start(attempt.spec)
             try:
                 shipment = unpack(await handle.run(attempt.spec))
             except Failure as failure:
                 if failure.gone:
+                    gone.set()
                     await self._lost(attempt, failure)
                     return
                 shipment = Shipment(_failed(attempt.spec, str(failure)), None, {})
             await self._arrived(attempt, shipment)
 
-    async def _next(self, node: Node) -> Attempt | None:
+    async def _next(self, node: Node, gone: asyncio.Event) -> Attempt | None:
         async with self._news:
-            while not self.book.done:
+            while not self.book.done and not gone.is_set():
                 attempt = self.book.take(node.name)
                 if attempt is not None:
                     return attempt
@@ -222,13 +231,14 @@ class RolloutsOnCluster:
         self.guard.check()
 
     async def _lost(self, attempt: Attempt, failure: Failure) -> None:
-        self._tell(f"node {attempt.node} is gone; {attempt.spec.rollout_id} was running there: {_brief(failure)}")
-        if self.book.lose(attempt, _brief(failure)):
-            why = f"its node died {attempt.number} times, the last time {attempt.node}: {_brief(failure)}"
-            result = _failed(attempt.spec, why)
-            await self._keep(Shipment(result, None, {}))
-            self._results[attempt.place] = result
-            self._on_done(result)
+        why = _brief(failure)
+        self._tell(f"node {attempt.node} is gone; {attempt.spec.rollout_id} was running there: {why}")
+        if attempt.number >= self._options.max_attempts:  # recorded first: with the last one lost the run may be over
+            failed = _failed(attempt.spec, f"its node died {attempt.number} times, the last time {attempt.node}: {why}")
+            await self._keep(Shipment(failed, None, {}))
+            self._results[attempt.place] = failed
+            self._on_done(failed)
+        self.book.lose(attempt, why)
         await self._announce()
 
     async def _keep(self, shipment: Shipment) -> None:
