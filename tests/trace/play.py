@@ -8,7 +8,8 @@ from typing import Any
 
 from drivetrain.messages import Message, Reply, RequestedSampling, ToolCall, ToolSpec, Usage
 from drivetrain.trace.forks import link_of
-from drivetrain.trace.graph import TraceGraph, prompt_digest, reply_message
+from drivetrain.trace.graph import TraceGraph, reply_message
+from drivetrain.trace.hashes import prompt_digest
 from drivetrain.trace.keys import extend, message_key
 from drivetrain.trace.sharing import share_prompt
 from drivetrain.trace.turn import Turn, pack_ids, pack_logprobs

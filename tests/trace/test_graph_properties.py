@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from drivetrain.messages import Message, Reply, RequestedSampling, ToolSpec, Usage
 from drivetrain.trace.forks import link_of
-from drivetrain.trace.graph import TraceGraph, prompt_digest
+from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.hashes import prompt_digest
 from drivetrain.trace.keys import extend, message_key
 from drivetrain.trace.labels import infer_labels
 from drivetrain.trace.row_check import check_row

@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain.trace.graph import prompt_digest
-from drivetrain.trace.hashes import PromptHashes
+from drivetrain.trace.hashes import PromptHashes, prompt_digest
 from drivetrain.trace.turn import Ids, Turn, pack_ids
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)

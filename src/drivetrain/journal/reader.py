@@ -50,6 +50,9 @@ class JournalReader:
 
     Every record is checked against its checksum, so that a session is read whole or not at all.
 
+    Attributes:
+        checked: whether its records have checksums (schema version 3).
+
     Raises:
         ConfigError: no such file, or no journal of this version.
         JournalDamaged: committed turns in its write-ahead log cannot be read any more. Every method raises it too:
@@ -62,19 +65,19 @@ class JournalReader:
         self.path = path
         if not is_being_written(path):
             check_wal(path)
-        with self._connect() as db:
-            self._checked = is_checked(check_version(db, path))
+        with self.connect() as db:
+            self.checked = is_checked(check_version(db, path))
 
     def sessions(self) -> list[StoredSession]:
         """Every session, oldest first."""
         query = f"SELECT {_SESSION}, {self._checksum} FROM sessions ORDER BY created_at"
-        with self._connect() as db:
+        with self.connect() as db:
             return [self._session(row) for row in db.execute(query)]
 
     def session(self, session_id: str) -> StoredSession | None:
         """One session, or None."""
         query = f"SELECT {_SESSION}, {self._checksum} FROM sessions WHERE id = ?"
-        with self._connect() as db:
+        with self.connect() as db:
             row = db.execute(query, (session_id,)).fetchone()
             return None if row is None else self._session(row)
 
@@ -86,8 +89,8 @@ class JournalReader:
         """
         graph = TraceGraph(session_tag)
         try:
-            with self._connect() as db:
-                for turn in read_turns(db, session_id, self.path, checked=self._checked):
+            with self.connect() as db:
+                for turn in read_turns(db, session_id, self.path, checked=self.checked):
                     graph.add(turn)
         except ValueError as error:
             what = f"the turns of session {session_id} are no graph: {error}"
@@ -97,7 +100,7 @@ class JournalReader:
     def events(self, session_id: str) -> list[StoredEvent]:
         """Events of a session in order."""
         query = f"SELECT session_id, kind, detail, at, {self._checksum} FROM events WHERE session_id = ? ORDER BY id"
-        with self._connect() as db:
+        with self.connect() as db:
             found = []
             for number, (*values, checksum) in enumerate(db.execute(query, (session_id,))):
                 self._check(values, checksum, f"event {number} of session {session_id}")
@@ -114,7 +117,7 @@ class JournalReader:
 
     @property
     def _checksum(self) -> str:
-        return "checksum" if self._checked else "NULL"
+        return "checksum" if self.checked else "NULL"
 
     def _session(self, row: Sequence[Any]) -> StoredSession:
         *values, checksum = row
@@ -123,11 +126,16 @@ class JournalReader:
         return StoredSession(sid, digest, policy, json.loads(labels), state, created, sealed)
 
     def _check(self, values: Sequence[Any], checksum: int | None, what: str) -> None:
-        if self._checked and checksum != record_check(*values):
+        if self.checked and checksum != record_check(*values):
             raise JournalDamaged(self.path, f"{what} is not what was written")
 
     @contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
+    def connect(self) -> Iterator[sqlite3.Connection]:
+        """A read-only connection whose queries see one state of the file.
+
+        Raises:
+            JournalDamaged: SQLite finds the file corrupt.
+        """
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import msgspec
 from drivetrain.errors import ConfigError
 from drivetrain.journal.checksums import Value, record_check
 from drivetrain.journal.errors import JournalDamaged
-from drivetrain.journal.schema import check_version, is_checked
+from drivetrain.journal.reader import JournalReader
 
 _SESSION = ("id", "key_digest", "policy", "labels", "state", "created_at", "sealed_at", "checksum")
 _TURN = ("turn_id", "seq", "delta_ids", "sampled_ids", "logprobs", "record", "delivered", "checksum")
 _EVENT = ("kind", "detail", "at", "checksum")
-_BUSY_S = 30.0
 
 
 class SessionRecords(msgspec.Struct, frozen=True):
@@ -58,14 +56,13 @@ def read_session(path: Path, session_id: str) -> SessionRecords:
     """A session's records, also while the journal is being written.
 
     Raises:
-        ConfigError: there is no such session, or the journal is of a version without checksums.
+        ConfigError: there is no such session or journal, or it is of a version without checksums.
         JournalDamaged: a record is not what was written.
     """
-    uri = f"{path.resolve().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as db:
-        if not is_checked(check_version(db, path)):
-            raise ConfigError(f"{path} is of an older version.", fix="Open it once with this drivetrain to convert it.")
-        db.execute("BEGIN")  # one state of the file for all three
+    reader = JournalReader(path)
+    if not reader.checked:
+        raise ConfigError(f"{path} is of an older version.", fix="Open it once with this drivetrain to convert it.")
+    with reader.connect() as db:
         session = db.execute(f"SELECT {', '.join(_SESSION)} FROM sessions WHERE id = ?", (session_id,)).fetchone()
         if session is None:
             raise ConfigError(f"{path} has no session {session_id!r}.")

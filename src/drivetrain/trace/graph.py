@@ -7,7 +7,6 @@ turn's messages and its reply; the prompt is then the stored ids plus a delta. E
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -351,11 +350,6 @@ class TraceGraph:
 def reply_message(turn: Turn) -> Message:
     """The assistant message a turn served."""
     return turn.reply.as_message()
-
-
-def prompt_digest(ids: Ids) -> bytes:
-    """Digest of prompt ids as they were sent: sha256 over little-endian int32."""
-    return hashlib.sha256(np.ascontiguousarray(ids, dtype="<i4").tobytes()).digest()
 
 
 def _same_calls(turn: Turn, message: Message) -> bool:

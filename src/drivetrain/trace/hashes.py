@@ -16,10 +16,15 @@ _MOST = 8
 """States that are kept: a conversation needs its last turn's, sub-agents side by side need one each."""
 
 
+def prompt_digest(ids: Ids) -> bytes:
+    """Digest of prompt ids as they were sent: sha256 over little-endian int32."""
+    return hashlib.sha256(_bytes(ids)).digest()
+
+
 class PromptHashes:
     """SHA-256 over the ids of a session's newest prompts, each ready to be continued.
 
-    What it returns equals :func:`drivetrain.trace.graph.prompt_digest` of the whole prompt.
+    What it returns equals :func:`prompt_digest` of the whole prompt.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from drivetrain.trace.findings import Finding
-from drivetrain.trace.graph import TraceGraph, prompt_digest
+from drivetrain.trace.graph import TraceGraph
+from drivetrain.trace.hashes import prompt_digest
 from drivetrain.trace.labels import LabelHint, infer_labels
 from drivetrain.trace.row_check import check_row
 from drivetrain.trace.sample import TRAINED_LABELS, HarnessTrace, untrained_reason

@@ -221,11 +221,9 @@ class RolloutsOnCluster:
 
     async def _arrived(self, attempt: Attempt, shipment: Shipment) -> None:
         result = shipment.result
-        await self._keep(shipment)
+        await self._record(attempt, shipment)
         self.book.finish(attempt, result.session_id)
         self._starts[attempt.node] = 0
-        self._results[attempt.place] = result
-        self._on_done(result)
         self.guard.add(result.turns, result.sampled_tokens)
         await self._announce()
         self.guard.check()
@@ -235,14 +233,15 @@ class RolloutsOnCluster:
         self._tell(f"node {attempt.node} is gone; {attempt.spec.rollout_id} was running there: {why}")
         if attempt.number >= self._options.max_attempts:  # recorded first: with the last one lost the run may be over
             failed = _failed(attempt.spec, f"its node died {attempt.number} times, the last time {attempt.node}: {why}")
-            await self._keep(Shipment(failed, None, {}))
-            self._results[attempt.place] = failed
-            self._on_done(failed)
+            await self._record(attempt, Shipment(failed, None, {}))
         self.book.lose(attempt, why)
         await self._announce()
 
-    async def _keep(self, shipment: Shipment) -> None:
+    async def _record(self, attempt: Attempt, shipment: Shipment) -> None:
+        """Before the book hears of it: when the last rollout has ended there, every result is here."""
         await store(shipment, self._run, self._journal)
+        self._results[attempt.place] = shipment.result
+        self._on_done(shipment.result)
 
     async def _announce(self) -> None:
         async with self._news:

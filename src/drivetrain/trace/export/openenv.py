@@ -19,7 +19,8 @@ from drivetrain.trace.export.chains import branch_order
 from drivetrain.trace.export.openai import conversation, message_dict, tool_dict
 from drivetrain.trace.export.selection import trained_turns, why_untrained
 from drivetrain.trace.findings import RolloutCode, RowCode, TurnCode
-from drivetrain.trace.graph import TraceGraph, prompt_digest, reply_message
+from drivetrain.trace.graph import TraceGraph, reply_message
+from drivetrain.trace.hashes import prompt_digest
 from drivetrain.trace.sample import HarnessTrace
 from drivetrain.trace.turn import Ids, Turn
 from drivetrain.trace.validate import check_turn
